@@ -1,0 +1,1049 @@
+// What can go wrong, and what the user then sees: a table of faults and their outcome. A real server
+// injects each of them into a run of the real command line, once for a model of Anthropic and once
+// for a local server that speaks OpenAI's protocol.
+//
+// A row names the fault, what the server does request by request, and the outcome: the exit code, the
+// whole of stdout, a line on stderr, and the number of requests (that of the steps, if not said).
+// Whatever the row, `run` sees to what always holds: the history that was sent is valid, no key and
+// no stack trace is shown, a failure is told in one line, and the process ends with its output.
+//
+// In reading order: the rows, one table a group; what does not fit a row; the directory that is
+// asked about, and how a row is run.
+
+import assert from "node:assert/strict";
+import { once } from "node:events";
+import { existsSync, mkdirSync, mkdtempSync, rmSync, writeFileSync } from "node:fs";
+import * as http from "node:http";
+import * as https from "node:https";
+import type * as net from "node:net";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { after, describe, test } from "node:test";
+import {
+  ABSENT,
+  type Api,
+  type Arguments,
+  type Block,
+  call,
+  contextOverflow,
+  cutBefore,
+  cutMiddle,
+  endEarly,
+  garbage,
+  isPrefix,
+  keepAliveStall,
+  type ModelRequest,
+  type ModelServer,
+  midStreamError,
+  redacted,
+  redirect,
+  reply,
+  results,
+  type Step,
+  stall,
+  startModelServer,
+  status,
+  text,
+  thinking,
+  unknown,
+} from "./model-server.ts";
+import {
+  type CliOptions,
+  type CliResult,
+  MINI_PI,
+  runCli,
+  startCli,
+  startCommand,
+} from "./run-cli.ts";
+
+type Row = [fault: string, steps: Step[], outcome: Outcome];
+
+interface Outcome {
+  code: number;
+  /** The whole of it, but for the newline at its end. Default: nothing. */
+  stdout?: string;
+  stderr?: RegExp;
+  requests?: number;
+  /** What must be true of them. */
+  sent?: (requests: ModelRequest[]) => void;
+  /** For a fault that only one API knows. */
+  api?: Api;
+  args?: string[];
+  env?: Record<string, string>;
+  /** The last step answers all further requests, too. */
+  forever?: true;
+}
+
+const APIS = ["anthropic", "openai"] as const;
+const [FAILED, WRONG_CALL, INCOMPLETE] = [1, 2, 3];
+const ok = reply("Recovered.");
+const recovered = { code: 0, stdout: "Recovered." };
+const KEY = "sk-test-0123456789-abcdef";
+const DIRECTORY = directoryToAskAbout();
+const SHORT = { MINI_PI_RETRY_MS: "20" };
+const IDLE = { MINI_PI_IDLE_MS: "700" };
+const NO_ANSWER = /^mini-pi: .*no answer for 0\.7 s/m;
+const wait = (seconds: string) => ({ headers: { "retry-after": seconds } });
+
+/** Calls that read a whole file, and one line of another. */
+const read = (path: string) => call("read_file", { path });
+const line = (offset: number) => call("read_file", { path: "a.ts", offset, limit: 1 });
+
+// ------------------------------------------------------------------------------- The table
+
+const quotaUsedUp = { error: { message: "You exceeded your quota.", code: "insufficient_quota" } };
+const perMinute = "Quota exceeded for metric 'Requests' and limit 'Requests per minute'";
+const colours = "bad\x1b]52;c;aGk=\x07 \x1b[2Jthing\nmini-pi: all is well";
+
+const STATUSES: Row[] = [
+  ...[408, 429, 500, 502, 503, 504, 529].map((code): Row => {
+    const stderr = /^retry 1\/4 in 1 s: .*^retry 2\/4 in 1 s: /ms;
+    return [`a ${code}, twice`, [status(code), status(code), ok], { ...recovered, stderr }];
+  }),
+  [
+    "a 529 for ever",
+    [status(529)],
+    { forever: true, code: FAILED, stderr: /^retry 4\/4 .*^mini-pi: .*overloaded/ims, requests: 5 },
+  ],
+  [
+    "a 429 for ever, to be tried again at once",
+    [status(429, wait("0"))],
+    { forever: true, code: FAILED, stderr: /^mini-pi: .*Too Many Requests/m, requests: 5 },
+  ],
+  [
+    "a 500 for ever, with a page of HTML",
+    [status(500, { body: "<html>\n<body><h1>Sorry,\nbroken</h1>" })],
+    { forever: true, code: FAILED, stderr: /^mini-pi: [^<>]*Sorry, broken/m, requests: 5 },
+  ],
+  [
+    "a 529 that asks for a second's patience",
+    [status(529, wait("1")), ok],
+    {
+      ...recovered,
+      stderr: /^retry 1\/4 in 1 s: /m,
+      sent: (requests) => assert.ok(at(requests, 1).at - at(requests, 0).at > 990),
+    },
+  ],
+  [
+    "a 429 that asks for an hour's patience",
+    [status(429, wait("3600"))],
+    { code: FAILED, stderr: /^mini-pi: .*(3600|1 h|60 min)/m },
+  ],
+  ["a 429 for a quota a minute", [status(429, { message: perMinute }), ok], recovered],
+  [
+    "a 429 for a quota that is used up",
+    [status(429, { body: quotaUsedUp })],
+    { code: FAILED, stderr: /^mini-pi: .*exceeded your quota.*billing/m },
+  ],
+  ...[401, 403].map((code): Row => {
+    const stderr = /^mini-pi: .*invalid x-api-key.* (ANTHROPIC|MINI_PI)_API_KEY/m;
+    return [
+      `a ${code}`,
+      [status(code, { message: "invalid x-api-key" })],
+      { code: FAILED, stderr },
+    ];
+  }),
+  [
+    "a 401 that repeats the key",
+    [status(401, { message: `Incorrect API key provided: ${KEY}.` })],
+    { code: FAILED, stderr: /^mini-pi: .*Incorrect API key/m },
+  ],
+  [
+    "a 404",
+    [status(404, { message: "model: nothing-5" })],
+    { code: FAILED, stderr: /^mini-pi: .*model: nothing-5.*--list-models/m },
+  ],
+  [
+    "a 400 for a model that the server does not have",
+    [status(400, { message: "model 'some-model' not found" })],
+    { code: FAILED, stderr: /^mini-pi: .*model 'some-model' not found/m },
+  ],
+  [
+    "a 400",
+    [status(400, { message: "messages.1: something is wrong" })],
+    { code: FAILED, stderr: /^mini-pi: [^{}]*messages\.1: something is wrong/m },
+  ],
+  [
+    "a 422 in a third form of JSON",
+    [status(422, { body: { detail: "temperature is too high" } })],
+    { code: FAILED, stderr: /^mini-pi: [^{}]*temperature is too high/m },
+  ],
+  [
+    "a 400 with escape sequences and line breaks in its message",
+    [status(400, { message: colours })],
+    { code: FAILED, stderr: /^mini-pi: .*bad.*thing/m },
+  ],
+  [
+    "a 307 to another host",
+    [redirect("http://127.0.0.1:9/v1/messages")],
+    { code: FAILED, stderr: /^mini-pi: .*(redirect|307)/im },
+  ],
+  [
+    "a call, and then a 500 for ever",
+    [reply([read("a.ts")]), status(500)],
+    {
+      forever: true,
+      code: FAILED,
+      stderr: /^read_file a\.ts\n.*^mini-pi: .*Internal Server Error/ms,
+      requests: 6,
+    },
+  ],
+  [
+    "a 500 on each turn",
+    [status(500), reply([read("a.ts")]), status(500), status(500), ok],
+    recovered,
+  ],
+];
+
+const CONNECTIONS: Row[] = [
+  ...(["cut", "reset"] as const).flatMap((how): Row[] => [
+    [
+      `a connection ${how} before the headers`,
+      [cutBefore(how), ok],
+      { ...recovered, stderr: /^retry 1\/4 in 1 s: /m },
+    ],
+    [
+      `a connection ${how} in the middle of the answer`,
+      [cutMiddle([text("Reco")], how), ok],
+      { ...recovered, stderr: /^retry 1\/4 in 1 s: /m, sent: lastTwoAlike },
+    ],
+    [
+      `a connection ${how} in the middle of a call`,
+      [reply([read("a.ts")]), cutMiddle([call("read_file", '{"path":"b')], how), ok],
+      { ...recovered, sent: lastTwoAlike },
+    ],
+  ]),
+  [
+    "a stream that ends in the middle as if complete",
+    [endEarly([text("Reco")]), ok],
+    { ...recovered, sent: lastTwoAlike },
+  ],
+  ["a stream that ends before it began", [endEarly(), ok], recovered],
+  [
+    "an overload in the middle of the stream",
+    [midStreamError([text("Reco")]), ok],
+    { ...recovered, stderr: /^retry 1\/4 .*overloaded/im, sent: lastTwoAlike },
+  ],
+  [
+    "a final error in the middle of the stream",
+    [midStreamError([text("Reco")], { type: "invalid_request_error", message: "Bad thing." })],
+    { code: FAILED, stderr: /^mini-pi: .*Bad thing\./m },
+  ],
+  [
+    "an event that is no JSON",
+    [garbage([text("Reco")])],
+    { code: FAILED, stderr: /^mini-pi: .*JSON/m },
+  ],
+  ["silence instead of headers", [stall()], { env: IDLE, code: FAILED, stderr: NO_ANSWER }],
+  [
+    "silence in the middle of the answer",
+    [stall({ after: [text("Half")] })],
+    { env: IDLE, code: FAILED, stderr: NO_ANSWER },
+  ],
+  [
+    "keep-alive comments for ever instead of an answer",
+    [keepAliveStall()],
+    { env: IDLE, code: FAILED, stderr: NO_ANSWER },
+  ],
+  [
+    "keep-alive comments for ever in the middle of the answer",
+    [keepAliveStall({ after: [text("Half")] })],
+    { env: IDLE, code: FAILED, stderr: NO_ANSWER },
+  ],
+  [
+    "an answer that takes longer than any one silence may",
+    [reply([text([..."Recovered."], 100)])],
+    { env: IDLE, ...recovered },
+  ],
+];
+
+const TIME_IS_UP = /^mini-pi: .*1 s.*--timeout/m;
+
+const LIMITS: Row[] = [
+  [
+    "the time limit before an answer",
+    [stall()],
+    { args: ["--timeout", "1"], code: INCOMPLETE, stderr: TIME_IS_UP },
+  ],
+  [
+    "the time limit in the middle of an answer",
+    [keepAliveStall({ after: [text("Half an ans")] })],
+    { args: ["--timeout", "1"], code: INCOMPLETE, stdout: "Half an ans", stderr: TIME_IS_UP },
+  ],
+  [
+    "the time limit in the wait before another try",
+    [status(529, wait("30"))],
+    { args: ["--timeout", "1"], code: INCOMPLETE, stderr: TIME_IS_UP },
+  ],
+  [
+    "the turn limit",
+    [reply([line(1)]), reply([line(2)]), reply("As far as I know.")],
+    {
+      args: ["--max-turns", "2"],
+      code: INCOMPLETE,
+      stdout: "As far as I know.",
+      stderr: /^mini-pi: .*2 turns.*--max-turns/m,
+      sent: endsInLastCall,
+    },
+  ],
+  [
+    "the turn limit, and a last reply that calls a tool even so",
+    [reply([line(1)]), reply([text("Let me see."), line(2)])],
+    {
+      args: ["--max-turns", "1"],
+      code: INCOMPLETE,
+      stderr: /^mini-pi: .*1 turn.*--max-turns/m,
+      sent: endsInLastCall,
+    },
+  ],
+  [
+    "an answer in the last reply that the turn limit allows",
+    [reply([line(1)]), ok],
+    { args: ["--max-turns", "2"], ...recovered },
+  ],
+  [
+    "the cost limit",
+    [reply([line(1)], { usage: { output: 1000 } }), reply("As far as I know.")],
+    {
+      api: "anthropic",
+      args: ["--max-cost", "0.001"],
+      code: INCOMPLETE,
+      stdout: "As far as I know.",
+      stderr: /^mini-pi: .*\$0\.001.*--max-cost/m,
+      sent: endsInLastCall,
+    },
+  ],
+  ...["a.ts", "missing.ts"].map((path): Row => {
+    const again = () => reply([read(path)]);
+    return [
+      `the same call for ${path} again and again`,
+      [again(), again(), again(), reply("As far as I know.")],
+      {
+        code: INCOMPLETE,
+        stdout: "As far as I know.",
+        stderr: /^mini-pi: .*same call/m,
+        sent: (requests) => {
+          assert.match(resultIn(requests, 2), /made this call already/);
+          endsInLastCall(requests);
+        },
+      },
+    ];
+  }),
+  [
+    "the same read of an empty file again and again",
+    [reply([read("empty.ts")]), reply([read("empty.ts")]), ok],
+    {
+      ...recovered,
+      sent: (requests) => assert.match(resultIn(requests, 1), /empty file, 0 bytes/),
+    },
+  ],
+];
+
+const cutOff = (...blocks: Block[]) => reply(blocks, { stop: "max_tokens" });
+const REFUSED = { stop: "refusal", explanation: "That is not allowed." };
+const WHY_REFUSED = /^mini-pi: .*(That is not allowed|content_filter)/m;
+const EMPTY = {
+  "nothing at all": [],
+  "an empty text": [text("")],
+  "white space": [text(" \n\n ")],
+  "thinking without a text": [thinking("Hm.")],
+};
+
+const ENDINGS: Row[] = [
+  [
+    "an answer cut off in the middle of a word",
+    [cutOff(text("The quick brown f")), reply("ox jumps.")],
+    { code: 0, stdout: "The quick brown fox jumps." },
+  ],
+  [
+    "an answer cut off at a space and before a line break",
+    [cutOff(text("one ")), cutOff(text("two")), reply("\nthree")],
+    { code: 0, stdout: "one two\nthree" },
+  ],
+  [
+    "an answer cut off four times",
+    [1, 2, 3, 4].map((n) => cutOff(text(`part ${n},`))),
+    {
+      code: INCOMPLETE,
+      stdout: "part 1,part 2,part 3,part 4,",
+      stderr: /^mini-pi: .*cut off at the output limit/m,
+    },
+  ],
+  [
+    "an output limit that leaves no room for a word, as in a small context",
+    [cutOff()],
+    { forever: true, code: INCOMPLETE, stderr: /^mini-pi: .*context/m, requests: 4 },
+  ],
+  [
+    "a call cut off in its arguments",
+    [cutOff(call("read_file", '{"path":"a.t')), ok],
+    { ...recovered, sent: callWasNotRun },
+  ],
+  [
+    "a call cut off before its arguments",
+    [cutOff(call("list_files", ABSENT)), ok],
+    { ...recovered, sent: callWasNotRun },
+  ],
+  [
+    "a call cut off where its arguments happen to be complete",
+    [cutOff(text("I look."), read("a.ts")), ok],
+    { ...recovered, sent: callWasNotRun },
+  ],
+  ...Object.entries(EMPTY).flatMap(([name, blocks]): Row[] => [
+    [`${name} instead of an answer`, [reply(blocks), ok], recovered],
+    [
+      `${name} instead of an answer, twice`,
+      [reply(blocks), reply(blocks)],
+      { code: INCOMPLETE, stderr: /^mini-pi: .*no answer/m },
+    ],
+  ]),
+  ["a refusal", [reply([], REFUSED)], { code: INCOMPLETE, stderr: WHY_REFUSED }],
+  [
+    "a refusal after some text",
+    [reply("Well, I", REFUSED)],
+    { code: INCOMPLETE, stdout: "Well, I", stderr: WHY_REFUSED },
+  ],
+  ...["model_length", "weird"].map((stop): Row => {
+    const stderr = new RegExp(`^mini-pi: .*${stop}`, "m");
+    const steps = [reply("Perhaps.", { stop })];
+    return [`the unknown ending ${stop}`, steps, { code: FAILED, stdout: "Perhaps.", stderr }];
+  }),
+  ["an empty text after the answer", [reply([text("Recovered."), text("")])], recovered],
+  [
+    "thinking and line breaks around the answer",
+    [reply([thinking("Hm."), text("\n\nRecovered.\n\n")])],
+    recovered,
+  ],
+  ["words beside the calls", [reply([text("I look."), read("a.ts")]), ok], recovered],
+  [
+    "calls in a reply that claims to be the answer",
+    [reply([read("a.ts")], { stop: "end_turn" }), ok],
+    { ...recovered, sent: (requests) => assert.match(resultIn(requests, 1), /1\texport/) },
+  ],
+  [
+    "a reply that claims to call and does not",
+    [reply("Recovered.", { stop: "tool_use" })],
+    recovered,
+  ],
+  [
+    "a block of a type that nobody knows",
+    [reply([unknown("hologram", { depth: 3 }), read("a.ts")]), ok],
+    recovered,
+  ],
+];
+
+const wideReads = [1, 2, 3, 4, 5, 6, 7, 8].map((n) => read(`wide${n}.txt`));
+
+const CONTEXT: Row[] = [
+  [
+    "a context that overflows",
+    [reply([line(1)]), reply([line(2)]), contextOverflow(), ok],
+    {
+      ...recovered,
+      sent: (requests) => {
+        assert.match(toolTexts(at(requests, 2)).join("\n"), /\n1\texport.*\n2\texport/s);
+        assert.match(toolTexts(at(requests, 3)).join("\n"), /^\[removed.*\n2\texport/s);
+      },
+    },
+  ],
+  [
+    "a context that overflows whatever is left out",
+    [reply([line(1)]), reply([line(2)]), contextOverflow(), contextOverflow()],
+    { code: FAILED, stderr: /^mini-pi: .*context/m },
+  ],
+  [
+    "a context that overflows with the question",
+    [contextOverflow()],
+    { code: FAILED, stderr: /^mini-pi: .*context/m },
+  ],
+  [
+    "a context that overflows with the first result",
+    [reply([line(1)]), contextOverflow()],
+    { code: FAILED, stderr: /^mini-pi: .*context/m },
+  ],
+  [
+    "a local server's context that has lost the question",
+    [status(500, { message: "no user query found in messages" })],
+    { api: "openai", code: FAILED, stderr: /^mini-pi: .*num_ctx/m },
+  ],
+  [
+    "a local model that takes no tools",
+    [status(400, { message: "registry.ollama.ai/library/gemma:1b does not support tools" })],
+    { api: "openai", code: FAILED, stderr: /^mini-pi: .*model that can call tools/m },
+  ],
+  [
+    "a read of 12 MB in one line",
+    [reply([read("line.json")]), ok],
+    { ...recovered, sent: (requests) => assert.ok(at(requests, 1).raw.length < 20_000) },
+  ],
+  [
+    "a read of 300 KB of JSON",
+    [reply([read("big.json")]), ok],
+    {
+      ...recovered,
+      sent: (requests) => {
+        assert.match(resultIn(requests, 1), /\[lines 1-400 of 20000; offset=401 reads on/);
+        assert.ok(at(requests, 1).raw.length < 50_000);
+      },
+    },
+  ],
+  [
+    "eight reads of 200 KB in one reply",
+    [reply(wideReads), ok],
+    { ...recovered, sent: (requests) => assert.ok(at(requests, 1).raw.length < 320_000) },
+  ],
+  [
+    "eight reads of 200 KB in one reply of a model that holds 32,000 tokens",
+    [reply(wideReads), ok],
+    {
+      api: "openai",
+      ...recovered,
+      sent: (requests) => assert.ok(at(requests, 1).raw.length < 4 * 0.75 * 32_000),
+    },
+  ],
+];
+
+const withId = (id: string, path: string) => call("read_file", { path }, { id });
+const signature = { google: { thought_signature: "c2lnbmF0dXJl" } };
+
+const HISTORY: Row[] = [
+  [
+    "three calls at once, the second of which fails",
+    [reply([read("a.ts"), read("missing.ts"), call("list_files")]), ok],
+    {
+      ...recovered,
+      stderr: /^ {2}failed: .*missing\.ts/m,
+      sent: (requests) => {
+        const texts = results(at(requests, 1)).map(({ text }) => text);
+        const expected = [/\n1\texport/, /missing\.ts.* does not exist/, /^a\.ts \(/m];
+        for (const [i, pattern] of expected.entries()) assert.match(texts[i] ?? "", pattern);
+        assert.equal(texts.length, expected.length);
+      },
+    },
+  ],
+  [
+    "a call that fails on each of three turns",
+    [...["x", "y", "z"].map((path) => reply([read(path)])), ok],
+    { ...recovered, stderr: /(failed: .*){3}/s },
+  ],
+  [
+    "twenty-five turns",
+    [...Array.from({ length: 24 }, (_, n) => reply([line(n + 1)])), ok],
+    { ...recovered, sent: onlyAppended },
+  ],
+  [
+    "a call id that comes again in one reply and in the next",
+    [reply([withId("same", "a.ts"), withId("same", "b.ts")]), reply([withId("same", "z.ts")]), ok],
+    { ...recovered, sent: onlyAppended },
+  ],
+  ["calls with an empty id", [reply([withId("", "a.ts"), withId("", "b.ts")]), ok], recovered],
+  [
+    "results without any text",
+    [reply([read("empty.ts"), call("list_files", { path: "void" })]), ok],
+    {
+      ...recovered,
+      sent: (requests) => {
+        const texts = toolTexts(at(requests, 1)).join("\n");
+        assert.match(texts, /^empty\.ts \(empty file, 0 bytes\)\n\(empty directory\)$/);
+      },
+    },
+  ],
+  ["an empty text beside a call", [reply([text(""), read("a.ts")]), ok], recovered],
+  [
+    "thinking between the calls",
+    [reply([thinking("First.", "one"), read("a.ts"), thinking("Then.", "two"), read("b.ts")]), ok],
+    { ...recovered, sent: (requests) => assert.match(at(requests, 1).raw, /First\..*Then\./) },
+  ],
+  [
+    "redacted thinking, and thinking with only a signature",
+    [reply([redacted("c2VjcmV0"), thinking("", "only"), read("a.ts")]), ok],
+    {
+      api: "anthropic",
+      ...recovered,
+      sent: (requests) => assert.match(at(requests, 1).raw, /c2VjcmV0.*"only"/),
+    },
+  ],
+  [
+    "a thought signature in Gemini's OpenAI protocol",
+    [reply([call("list_files", {}, { extra: signature })]), ok],
+    {
+      api: "openai",
+      ...recovered,
+      sent: (requests) => assert.match(at(requests, 1).raw, /"thought_signature":"c2lnbmF0dXJl"/),
+    },
+  ],
+  [
+    "half a surrogate pair in a reply that must be sent back",
+    [reply([text("Look \ud83d"), call("search_files", '{"pattern":"\\ud83d"}')]), ok],
+    recovered,
+  ],
+  [
+    "half a surrogate pair in the name of a file",
+    [reply([call("read_file", '{"path":"a\\ud83d.ts"}')]), ok],
+    recovered,
+  ],
+  [
+    "emoji where long lines are cut",
+    [
+      reply([read("emoji0.txt"), read("emoji1.txt")]),
+      reply([call("search_files", { pattern: "needle", path: "emoji1.txt" })]),
+      ok,
+    ],
+    { ...recovered, sent: (requests) => assert.match(toolTexts(at(requests, 2)).join(), /😀/) },
+  ],
+];
+
+/** Calls as no model should make them, and the result that each gets. */
+const CALLS: [fault: string, tool: string, args: Arguments, result: RegExp][] = [
+  ["arguments that are an empty text", "list_files", "", /^a\.ts \(/m],
+  ["arguments that are null", "list_files", null, /^a\.ts \(/m],
+  ["arguments that are missing", "list_files", ABSENT, /^a\.ts \(/m],
+  ["arguments that are the text null", "list_files", "null", /^a\.ts \(/m],
+  ["arguments that are a number", "read_file", "5", /arguments/i],
+  ["arguments that are a list", "read_file", '["a.ts"]', /arguments/i],
+  ["arguments that are a text", "read_file", '"a.ts"', /arguments/i],
+  ["arguments that end too early", "read_file", '{"path":"a', /arguments/i],
+  ["arguments that are no JSON", "read_file", "path=a.ts", /arguments/i],
+  ["no path where one is needed", "read_file", {}, /path/],
+  [
+    "an argument that is not there",
+    "read_file",
+    { path: "a.ts", lines: "1-2" },
+    /lines|additional/,
+  ],
+  ["a number as text", "read_file", { path: "a.ts", offset: "2" }, /\n2\texport/],
+  ["a number as text with spaces", "read_file", { path: "a.ts", offset: " 2 " }, /\n2\texport/],
+  ["a number as text with a sign", "read_file", { path: "a.ts", offset: "+2" }, /\n2\texport/],
+  ["a number with a fraction", "read_file", { path: "a.ts", offset: 1.5 }, /integer|\n1\texport/],
+  ["a number below zero", "read_file", { path: "a.ts", offset: -1 }, /offset|\n1\texport/],
+  ["null for what may be left out", "read_file", { path: "a.ts", offset: null }, /\n1\texport/],
+  ["an empty path", "list_files", { path: "" }, /^a\.ts \(/m],
+  ["a path in quotes", "read_file", { path: '"a.ts"' }, /\n1\texport/],
+  ["a tool that is not there", "grep", { pattern: "x" }, /list_files, read_file, search_files/],
+  ["a tool without a name", "", { path: "a.ts" }, /list_files, read_file, search_files/],
+  ["a tool with a name that no API takes back", "run it.now", {}, /list_files, read_file/],
+  ["a tool with a very long name", "x".repeat(3000), {}, /list_files, read_file/],
+];
+
+const BAD_CALLS = CALLS.map(([fault, tool, args, result]): Row => {
+  const sent = (requests: ModelRequest[]) => {
+    assert.match(resultIn(requests, 1), result);
+    assert.ok(resultIn(requests, 1).length < 2000);
+    for (const { type, name } of at(requests, 1).history.flatMap(({ content }) => content))
+      if (type === "tool_use") assert.match(String(name), /^[\w-]{1,64}$/);
+  };
+  return [fault, [reply([call(tool, args)]), ok], { ...recovered, sent }];
+});
+
+const printed = JSON.stringify({ name: "read_file", arguments: { path: "a.ts" } });
+const PRINTED_CALLS = Object.entries({
+  "as JSON": printed,
+  "as fenced JSON": `\`\`\`json\n${printed}\n\`\`\``,
+  "in a tag": `<tool_call>\n${printed}\n</tool_call>`,
+  "in a list": `[${printed}]`,
+  "in a tag after some words": `I will read the file.\n\n<tool_call>\n${printed}\n</tool_call>`,
+}).map(([form, answer]): Row => {
+  const stderr = /^mini-pi: .*tool calls/m;
+  const outcome = { code: INCOMPLETE, stdout: answer, stderr };
+  return [`a call printed ${form}`, [reply(answer)], outcome];
+});
+
+const TABLE = {
+  "a status": STATUSES,
+  "a broken or silent connection": CONNECTIONS,
+  "a limit": LIMITS,
+  "an odd ending": ENDINGS,
+  "too much for the context": CONTEXT,
+  "a history that is hard to send back": HISTORY,
+  "a call as no model should make it": BAD_CALLS,
+  "a call that is printed": PRINTED_CALLS,
+};
+
+for (const [group, rows] of Object.entries(TABLE))
+  describe(`After ${group}`, { concurrency: 4 }, () => {
+    for (const [fault, steps, outcome] of rows)
+      for (const api of outcome.api ? [outcome.api] : APIS) {
+        const requests = outcome.requests ?? steps.length;
+        const end = `exit code ${outcome.code} after ${requests} requests`;
+        test(`${api}: ${fault} ends with ${end}`, () => run(api, steps, outcome, requests));
+      }
+  });
+
+// ---------------------------------------------------------------- What does not fit a row
+
+describe("A connection that cannot be made", { concurrency: 4 }, () => {
+  /** Ends with one line that says what to do; nothing is tried again, for it would fail again. */
+  async function fails(baseUrl: string, advice: RegExp, env: Record<string, string> = {}) {
+    for (const api of APIS) {
+      const model = api === "anthropic" ? "anthropic/claude-sonnet-5-5" : "some-model";
+      const result = await mini(["-m", model, "--base-url", baseUrl], { env });
+      isWell(result, { code: FAILED, stderr: advice });
+      assert.doesNotMatch(result.stderr, /^retry/m);
+    }
+  }
+
+  test("to a port where nothing listens ends at once, and says to start the server", async () => {
+    const server = http.createServer();
+    const port = await listen(server);
+    await new Promise((closed) => server.close(closed));
+    await fails(`http://127.0.0.1:${port}/v1`, /^mini-pi: .*Nothing listens there/m);
+  });
+
+  test("to a host that does not exist ends at once, and says how to name a proxy", () =>
+    fails("https://model.invalid/v1", /^mini-pi: .*NODE_USE_ENV_PROXY=1/m));
+
+  test("to a server with an unknown certificate ends at once, and says how to trust it", async () => {
+    const server = https.createServer(SELF_SIGNED, (_, response) => response.end());
+    const port = await listen(server);
+    await fails(`https://127.0.0.1:${port}/v1`, /^mini-pi: .*NODE_EXTRA_CA_CERTS/m);
+    server.close();
+  });
+
+  test("to a server that speaks no TLS ends at once, with one line", async () => {
+    await using server = await startModelServer([]);
+    await fails(server.url.replace("http", "https"), /^mini-pi: .*(TLS|SSL|http:)/im);
+  });
+
+  test("goes through the proxy that HTTPS_PROXY names, under NODE_USE_ENV_PROXY=1", async () => {
+    const asked: string[] = [];
+    const proxy = http.createServer().on("connect", (request, socket) => {
+      asked.push(request.url ?? "");
+      socket.end("HTTP/1.1 403 Forbidden\r\n\r\n");
+    });
+    const HTTPS_PROXY = `http://127.0.0.1:${await listen(proxy)}`;
+    const env = { NODE_USE_ENV_PROXY: "1", HTTPS_PROXY, ANTHROPIC_API_KEY: KEY, ...SHORT };
+    const model = ["-m", "anthropic/claude-sonnet-5-5", "--base-url", "https://model.invalid"];
+    isWell(await mini(model, { env }), { code: FAILED, stderr: /^mini-pi: / });
+    assert.equal(asked[0], "model.invalid:443");
+    proxy.close();
+  });
+});
+
+test("The gaps between tries grow, are not all alike, and are told before they are waited", async () => {
+  await using server = await startModelServer([status(529)], { repeatLast: true });
+  const env = { ...keysFor("anthropic"), MINI_PI_RETRY_MS: "100" };
+  const result = await mini([...modelAt(server, "anthropic"), "--json"], { env });
+  const told = eventsIn(result)
+    .filter(({ type }) => type === "auto_retry_start")
+    .map(({ delayMs }) => Number(delayMs));
+  const waited = told.map((_, i) => at(server.requests, i + 1).at - at(server.requests, i).at);
+  for (const [i, delayMs] of told.entries()) {
+    assert.ok(delayMs >= 50 * 2 ** i && delayMs <= 150 * 2 ** i, `try ${i}: ${delayMs} ms`);
+    assert.ok((waited[i] ?? 0) >= delayMs - 5, `told ${delayMs} ms, waited ${waited[i]} ms`);
+  }
+  assert.equal(new Set(told.map((delayMs, i) => Math.round(delayMs / 2 ** i))).size > 1, true);
+  assert.equal(told.length, 4);
+});
+
+describe("JSON mode tells the same truth as the exit code", { concurrency: 4 }, () => {
+  const again = () => reply([read("a.ts")]);
+  const cases: [ended: string, code: number, steps: Step[]][] = [
+    ["answered", 0, [again(), ok]],
+    ["error", FAILED, [again(), status(400, { message: "Bad." })]],
+    ["error", FAILED, [status(401)]],
+    ["limit", INCOMPLETE, [again(), again(), again(), ok]],
+    ["incomplete", INCOMPLETE, [reply([]), reply([])]],
+    ["incomplete", INCOMPLETE, [reply([], REFUSED)]],
+  ];
+  for (const [ended, code, steps] of cases)
+    test(`"${ended}" after ${steps.length} requests goes with exit code ${code}`, async () => {
+      await using server = await startModelServer(steps);
+      const args = [...modelAt(server, "anthropic"), "--json"];
+      const result = await mini(args, { env: keysFor("anthropic") });
+      const [header, ...events] = eventsIn(result);
+      assert.equal(header?.type, "session");
+      assert.equal(events.at(-1)?.type, "agent_end");
+      assert.equal(events.at(-1)?.ended, ended);
+      assert.equal(events.at(-1)?.message === "", code === 0);
+      assert.equal(result.code, code);
+      assert.deepEqual(server.problems, []);
+    });
+});
+
+describe("A wrong call asks no model, and ends with code 2 and one line", {
+  concurrency: 4,
+}, () => {
+  const file = join(DIRECTORY, "a.ts");
+  const cases: [call: string, args: string[], line: RegExp, env?: Record<string, string>][] = [
+    ["no directory", [], /directory/],
+    ["a directory that is not there", ["/nowhere/at/all", "What?"], /\/nowhere\/at\/all/],
+    ["a file for a directory", [file, "What?"], /no directory.*a\.ts/],
+    ["no question", [DIRECTORY], /no question/],
+    ["an empty question", [DIRECTORY, " "], /no question/],
+    ["a question without quotes", [DIRECTORY, "what", "is", "it"], /quotes/],
+    ["an unknown option", ["--nope", DIRECTORY, "What?"], /--nope/],
+    ["an option without its value", [DIRECTORY, "What?", "--model"], /--model/],
+    ["a turn limit of nothing", ["--max-turns", "0", DIRECTORY, "What?"], /--max-turns/],
+    ["a turn limit that is no number", ["--max-turns", "x", DIRECTORY, "What?"], /--max-turns/],
+    ["a time limit below zero", ["--timeout=-1", DIRECTORY, "What?"], /--timeout/],
+    ["a cost limit that is empty", ["--max-cost", "", DIRECTORY, "What?"], /--max-cost/],
+    ["an unknown level of thinking", ["--thinking", "x", DIRECTORY, "What?"], /--thinking/],
+    ["an unknown model", ["-m", "anthropic/x", DIRECTORY, "What?"], /anthropic\/x.*--list-models/],
+    ["an unknown provider", ["-m", "nobody/x", DIRECTORY, "What?"], /nobody\/x.*--list-models/],
+    ["an address that is none", ["-m", "x", "--base-url", "x", DIRECTORY, "What?"], /--base-url/],
+    [
+      "no key for the model that is named",
+      ["-m", "anthropic/claude-sonnet-5-5", DIRECTORY, "What?"],
+      /ANTHROPIC_API_KEY/,
+    ],
+    [
+      "no key for the model that the environment names",
+      [DIRECTORY, "What?"],
+      /OPENAI_API_KEY/,
+      { MINI_PI_MODEL: "openai/gpt-6.2-sol" },
+    ],
+    ["a session file that holds none", ["--session", file, DIRECTORY, "What?"], /a\.ts/],
+    ["a session file that is a directory", ["--session", DIRECTORY, DIRECTORY, "What?"], /session/],
+    [
+      "a session file below a file",
+      ["--session", join(file, "x"), DIRECTORY, "What?"],
+      /session|a\.ts/,
+    ],
+  ];
+  for (const [wrong, args, line, env] of cases)
+    test(wrong, async () => {
+      const result = await runCli(args, { env });
+      isWell(result, { code: WRONG_CALL, stderr: line });
+      assert.equal(result.stderr.trim().split("\n").length, 1);
+    });
+
+  test("a missing key is noticed before anything is sent", async () => {
+    await using server = await startModelServer([]);
+    isWell(await mini(modelAt(server, "anthropic")), {
+      code: WRONG_CALL,
+      stderr: /ANTHROPIC_API_KEY/,
+    });
+    assert.equal(server.requests.length, 0);
+  });
+});
+
+test("Without any key the offline model answers, and stderr names the variables to set", async () => {
+  const result = await mini([]);
+  assert.equal(result.code, 0);
+  assert.match(result.stderr, /offline.*ANTHROPIC_API_KEY/s);
+  assert.match(result.stdout, /\S/);
+});
+
+describe("What is printed", { concurrency: 4 }, () => {
+  const evil = "\x1b]52;c;aGk=\x07\x1b]0;title\x07\x1b[2J\x9b31m\rover\u202ewritten\tend";
+  const evilFile = call("read_file", { path: `no\x1b[2J\x07\u202e.ts` });
+
+  test("to a pipe is the answer byte for byte, whatever is in it", async () => {
+    await using server = await startModelServer([reply([evilFile]), reply(evil)]);
+    const result = await mini(modelAt(server, "anthropic"), { env: keysFor("anthropic") });
+    assert.equal(result.stdout, `${evil}\n`);
+    assert.doesNotMatch(result.stderr, /[\x1b\x07\x9b\u202e]/);
+  });
+
+  test("to a terminal holds nothing that acts on it", { skip: noTerminal() }, async () => {
+    await using server = await startModelServer([
+      reply([text(evil), evilFile]),
+      reply([text([..."abc\x1b", "[2J", evil])]),
+    ]);
+    const { code, stdout } = await onTerminal(modelAt(server, "anthropic"));
+    assert.equal(code, 0);
+    assert.match(stdout, /abc\ufffd\[2J/);
+    // mini-pi's own colours are the only escape sequences.
+    assert.doesNotMatch(stdout.replace(/\x1b\[\d+m/g, ""), /[\x1b\x07\x9b\u202e]|\r(?!\n)/);
+  });
+
+  test("in JSON mode can be parsed line by line, and holds the bytes", async () => {
+    await using server = await startModelServer([reply([evilFile]), reply(`${evil}\u2028`)]);
+    const args = [...modelAt(server, "anthropic"), "--json"];
+    const result = await mini(args, { env: keysFor("anthropic") });
+    assert.equal(eventsIn(result).at(-1)?.answer, evil);
+    assert.doesNotMatch(result.stdout, /[\x1b\u2028]/);
+  });
+
+  test("on stdout is the answer only, even if everything is asked to debug", async () => {
+    for (const api of APIS) {
+      await using server = await startModelServer([reply([read("a.ts")]), ok]);
+      const logs = { DEBUG: "*", NODE_DEBUG: "http,net,fetch,undici", OPENAI_LOG: "debug" };
+      const env = { ...keysFor(api), ...logs, ANTHROPIC_LOG: "debug" };
+      const result = await mini(modelAt(server, api), { env });
+      assert.equal(result.stdout, "Recovered.\n");
+    }
+  });
+
+  test("of a call is on stderr before the model answers the next request", async () => {
+    const seen: Step = async () => {
+      await cli.waitFor(/^read_file a\.ts$/m);
+      return ok;
+    };
+    await using server = await startModelServer([reply([read("a.ts")]), seen]);
+    const args = [...modelAt(server, "anthropic"), "--no-session", DIRECTORY, "What is it?"];
+    const cli = startCli(args, { env: keysFor("anthropic") });
+    isWell(await cli.done, recovered);
+  });
+
+  test("of a reply that was cut is not printed twice on a terminal", {
+    skip: noTerminal(),
+  }, async () => {
+    const [first, second] = [cutMiddle([text("It is in a.ts,")]), reply("It is in a.ts, line 1.")];
+    await using server = await startModelServer([first, second, cutMiddle([text("Or")]), ok]);
+    assert.match((await onTerminal(modelAt(server, "anthropic"))).stdout, ONCE);
+    // What differs from it starts on a line of its own.
+    assert.match((await onTerminal(modelAt(server, "anthropic"))).stdout, /^Recovered\.\r$/m);
+  });
+  const ONCE = /^(?!.*It is.*It is).*It is in a\.ts,.* line 1\./s;
+
+  test("on stderr is nothing with --quiet, but for an error", async () => {
+    await using server = await startModelServer([
+      status(529),
+      reply([read("z.ts")]),
+      ok,
+      status(401),
+    ]);
+    const [args, env] = [[...modelAt(server, "anthropic"), "--quiet"], keysFor("anthropic")];
+    assert.equal((await mini(args, { env })).stderr, "");
+    assert.match((await mini(args, { env })).stderr, /^mini-pi: .*\n$/);
+  });
+});
+
+// ------------------------------------------------------- The directory, and how a row is run
+
+const SELF_SIGNED = {
+  key: `-----BEGIN PRIVATE KEY-----
+MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQgFct2j22De5nZfJ5l
+LpPbSB+1vByvvjBq00Ji6kqswI2hRANCAATsQaFGZNkxGE3hmyLOStqOlacE+Yht
+b6NXePf5JyT2vH2oVzHLPh72arQzJC42saK0KvcAyrdEHNd8q/yHICaD
+-----END PRIVATE KEY-----`,
+  cert: `-----BEGIN CERTIFICATE-----
+MIIBkTCCATagAwIBAgIUIAqpr2vnFz6yun1tsrlpro1giZ8wCgYIKoZIzj0EAwIw
+FDESMBAGA1UEAwwJbG9jYWxob3N0MCAXDTI2MTEzMDA2NDAxNFoYDzIxMjYxMTA2
+MDY0MDE0WjAUMRIwEAYDVQQDDAlsb2NhbGhvc3QwWTATBgcqhkjOPQIBBggqhkjO
+PQMBBwNCAATsQaFGZNkxGE3hmyLOStqOlacE+Yhtb6NXePf5JyT2vH2oVzHLPh72
+arQzJC42saK0KvcAyrdEHNd8q/yHICaDo2QwYjAdBgNVHQ4EFgQUQmn06ynIsEJI
+7k7APb+Hxw7ped8wHwYDVR0jBBgwFoAUQmn06ynIsEJI7k7APb+Hxw7ped8wDwYD
+VR0TAQH/BAUwAwEB/zAPBgNVHREECDAGhwR/AAABMAoGCCqGSM49BAMCA0kAMEYC
+IQD2D9nMxlDbdkZnVz9aOh08NM30+2NdCMkk4g+K2Z8KxAIhAPVZAWc+rucs2cWa
+P9rtBXiDQ1SuNTx6dJcXKyrP8sV3
+-----END CERTIFICATE-----`,
+};
+
+/** Forty lines of code, and files that are too large, too wide, or empty. */
+function directoryToAskAbout(): string {
+  const directory = mkdtempSync(join(tmpdir(), "mini-pi-faults-"));
+  after(() => rmSync(directory, { recursive: true }));
+  const lines = (n: number, of: (i: number) => string) =>
+    Array.from({ length: n }, (_, i) => of(i));
+  const wide = lines(2000, () => `${"wide ".repeat(20)}\n`).join("");
+  const files = {
+    "a.ts": lines(40, (i) => `export const a${i} = ${i};\n`).join(""),
+    "b.ts": "export const b = 1;\n",
+    "empty.ts": "",
+    "line.json": `{"data":"${"x".repeat(12 * 1024 ** 2)}"}`,
+    "big.json": lines(20_000, (i) => `{"id": ${i}},\n`).join(""),
+    ...Object.fromEntries(lines(8, (i) => `wide${i + 1}.txt`).map((name) => [name, wide])),
+    // One of them has its pairs where the other has the middle of a pair.
+    "emoji0.txt": "😀".repeat(3000),
+    "emoji1.txt": `.${"😀".repeat(1500)}needle${"😀".repeat(1500)}`,
+  };
+  for (const [name, content] of Object.entries(files))
+    writeFileSync(join(directory, name), content);
+  mkdirSync(join(directory, "void"));
+  return directory;
+}
+
+function keysFor(api: Api): Record<string, string> {
+  return { ...SHORT, [api === "anthropic" ? "ANTHROPIC_API_KEY" : "MINI_PI_API_KEY"]: KEY };
+}
+
+function modelAt(server: ModelServer, api: Api): string[] {
+  return api === "anthropic"
+    ? ["-m", "anthropic/claude-sonnet-5-5", "--base-url", server.url]
+    : ["-m", "some-model", "--base-url", server.openaiUrl];
+}
+
+/** Asks about the directory, and keeps no session. */
+function mini(args: string[], options: CliOptions = {}): Promise<CliResult> {
+  return runCli([...args, "--no-session", DIRECTORY, "What is it?"], options);
+}
+
+async function run(api: Api, steps: Step[], outcome: Outcome, requests: number): Promise<void> {
+  await using server = await startModelServer(steps, { repeatLast: outcome.forever });
+  const args = [...modelAt(server, api), ...(outcome.args ?? [])];
+  const result = await mini(args, { env: { ...keysFor(api), ...outcome.env } });
+  isWell(result, outcome);
+  assert.deepEqual(server.problems, []);
+  assert.equal(server.requests.length, requests, result.stderr);
+  outcome.sent?.(server.requests);
+}
+
+/** The outcome that is wanted, and what is true of any. */
+function isWell(result: CliResult, { code, stdout = "", stderr = /^/ }: Outcome): void {
+  assert.equal(result.timedOut, false);
+  assert.equal(result.stdout, stdout && `${stdout}\n`, result.stderr);
+  assert.match(result.stderr, stderr);
+  assert.equal(result.code, code, result.stderr);
+  const failures = result.stderr.split("\n").filter((line) => line.startsWith("mini-pi: "));
+  assert.equal(failures.length, code === 0 ? 0 : 1, result.stderr);
+  assert.doesNotMatch(result.stderr, /^ +at |\x1b|Error: .*\n.*Error: /m);
+  assert.ok(!result.stderr.includes(KEY));
+  assert.ok(result.msAfterOutput < 1500, `${result.msAfterOutput} ms after the output`);
+}
+
+function at(requests: ModelRequest[], index: number): ModelRequest {
+  const request = requests[index];
+  assert.ok(request, `there is no request ${index}`);
+  return request;
+}
+
+/** The text of the first result that ends the history. */
+const resultIn = (requests: ModelRequest[], index: number) =>
+  results(at(requests, index))[0]?.text ?? "";
+
+/** The texts of all results in the history. */
+function toolTexts({ history }: ModelRequest): string[] {
+  const found = history.flatMap((turn) =>
+    turn.content.filter(({ type }) => type === "tool_result"),
+  );
+  return found.map(({ content = "" }) => {
+    const parts = Array.isArray(content) ? content : [content];
+    return parts.map((part) => String(Object(part).text ?? part)).join("");
+  });
+}
+
+function lastTwoAlike(requests: ModelRequest[]): void {
+  const [before, after] = requests.slice(-2);
+  assert.deepEqual(after?.body, before?.body);
+}
+
+function onlyAppended(requests: ModelRequest[]): void {
+  for (const [i, request] of requests.slice(1).entries())
+    assert.ok(isPrefix(at(requests, i), request), `request ${i + 1} changes what came before`);
+}
+
+/** The last request forbids tools, though it still declares them, and says why. */
+function endsInLastCall(requests: ModelRequest[]): void {
+  const choices = requests.map(({ body }) => Object(body.tool_choice).type ?? body.tool_choice);
+  assert.equal(choices.at(-1), "none");
+  assert.ok(!choices.slice(0, -1).includes("none"));
+  assert.match(JSON.stringify(requests.at(-1)?.history.at(-1)), /Answer now/);
+  onlyAppended(requests);
+}
+
+function callWasNotRun(requests: ModelRequest[]): void {
+  assert.match(resultIn(requests, 1), /cut off/);
+  assert.doesNotMatch(resultIn(requests, 1), /export/);
+}
+
+function eventsIn({ stdout }: CliResult): { [key: string]: unknown }[] {
+  const lines = stdout.split("\n");
+  assert.equal(lines.pop(), "");
+  return lines.map((line) => JSON.parse(line));
+}
+
+const noTerminal = () => process.platform === "win32" || !existsSync("/usr/bin/script");
+
+/** Runs mini-pi with a terminal for stdin, stdout and stderr. */
+function onTerminal(args: string[]): Promise<CliResult> {
+  const words = [process.execPath, MINI_PI, ...args, "--no-session", DIRECTORY, "What is it?"];
+  const command = words.map((word) => `'${word}'`).join(" ");
+  return startCommand("script", ["-qec", command, "/dev/null"], { env: keysFor("anthropic") }).done;
+}
+
+async function listen(server: net.Server): Promise<number> {
+  await once(server.listen(0, "127.0.0.1"), "listening");
+  return Object(server.address()).port;
+}

@@ -1,0 +1,264 @@
+// The offline model: what a first run without a key gives, on made trees and on real packages. In
+// this process, through the same door as any program that embeds mini-pi; twice by the command line.
+
+import assert from "node:assert/strict";
+import { mkdirSync, mkdtempSync, readFileSync, realpathSync, rmSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
+import path from "node:path";
+import { after, test } from "node:test";
+import { createAgent, findModel, runAgent } from "../mini-pi.ts";
+import { runCli } from "./run-cli.ts";
+
+const BASE = realpathSync(mkdtempSync(path.join(tmpdir(), "mini-pi-offline-")));
+after(() => rmSync(BASE, { recursive: true, force: true }));
+
+/** A directory with these files. */
+function tree(files: Record<string, string>): string {
+  const root = mkdtempSync(path.join(BASE, "tree-"));
+  for (const [name, content] of Object.entries(files)) {
+    mkdirSync(path.dirname(path.join(root, name)), { recursive: true });
+    writeFileSync(path.join(root, name), content);
+  }
+  return root;
+}
+
+const newAgent = async (dir: string) => createAgent(dir, await findModel("offline/search"));
+
+/** The answer of a new conversation, after what every answer must keep. */
+async function ask(dir: string, question: string) {
+  const outcome = await runAgent(await newAgent(dir), question);
+  assert.deepEqual([outcome.ended, outcome.message], ["answered", ""]);
+  assert.match(outcome.answer, /offline\/search: a keyword search, no language model/);
+  for (const { path: file, from, to, state } of outcome.sources)
+    assert.equal(state, "seen", `${file}:${from}-${to}`);
+  return outcome;
+}
+
+/** The lines of its sources, as they are in the files. */
+const passages = (dir: string, { sources }: Awaited<ReturnType<typeof ask>>) =>
+  sources.map(({ path: file, from, to }) => {
+    const lines = readFileSync(path.join(dir, file), "utf8").split(/\r?\n/);
+    return { file, lines: lines.slice(from - 1, to) };
+  });
+
+// ------------------------------------------------------------------------------ A made tree
+
+const FILLER = "// Nothing of interest stands in this line.\n".repeat(30);
+const PROJECT = tree({
+  "README.md": "# Ferry\n\nFerry carries parcels over the river.\n\nIt may retry. See docs.\n",
+  "package.json": '{\n  "name": "ferry",\n  "description": "Carries parcels"\n}\n',
+  "src/net/retry.ts": `${FILLER}export async function withRetry(work: () => Promise<void>) {\n  await work();\n}\n`,
+  "src/net/client.ts":
+    'import { withRetry } from "./retry.ts";\n\nawait withRetry(async () => {});\n',
+  "src/config.ts": `${FILLER}/** Reads the file. */\nexport function parseConfig(text: string) {\n  return JSON.parse(text);\n}\n`,
+  "src/use.ts":
+    'import { parseConfig } from "./config.ts";\nparseConfig("{}");\nparseConfig("[]");\n',
+  "src/dates.ts": `${FILLER}export const formatDate = (date: Date) => date.toISOString();\n`,
+  "src/limits.ts": "export const MAX_PARCELS = 12;\n",
+  "src/store.js": `${FILLER}export const $store = new Map();\n`,
+  "server/session.py": `${"# A remark\n".repeat(20)}class SessionStore:\n    def load_settings(self):\n        pass\n`,
+  "server/main.go": `package main\n\n${FILLER}func ServeParcels(port int) error {\n\treturn nil\n}\n`,
+  "server/cache.rs": `${FILLER}pub struct LruCache<K, V> {\n    map: HashMap<K, V>,\n}\n`,
+  "server/queue.ts": `${FILLER}// 缓存：每个包裹只读一次，失败时重试三次。\nexport const queue = [];\n`,
+  "test/retry.test.ts": "// retry, retry and retry again\ntest('retry', () => retry());\n".repeat(
+    9,
+  ),
+  "docs/retry.md": "Retry is good. A retry is better than no retry.\n".repeat(9),
+});
+
+const PLACES: [question: string, file: string, holds: string][] = [
+  ["where is retry handled?", "src/net/retry.ts", "export async function withRetry"],
+  ["Where are retries handled?", "src/net/retry.ts", "export async function withRetry"],
+  ["how does parseConfig work?", "src/config.ts", "export function parseConfig"],
+  ["parseConfig", "src/config.ts", "export function parseConfig"],
+  ["Where are dates formatted?", "src/dates.ts", "export const formatDate"],
+  ["where is the session store?", "server/session.py", "class SessionStore:"],
+  ["What does load_settings do?", "server/session.py", "    def load_settings(self):"],
+  ["Explain LruCache to me, please.", "server/cache.rs", "pub struct LruCache<K, V> {"],
+  ["who serves the parcels?", "server/main.go", "func ServeParcels(port int) error {"],
+  ["where is $store defined?", "src/store.js", "export const $store = new Map();"],
+  ["what does src/limits.ts do?", "src/limits.ts", "export const MAX_PARCELS = 12;"],
+  ["What's MAX_PARCELS?", "src/limits.ts", "export const MAX_PARCELS = 12;"],
+  ["重试在哪里处理？", "server/queue.ts", "重试三次"],
+  ["缓存是如何实现的？", "server/queue.ts", "缓存"],
+  ["parseConfig 在哪里定义？", "src/config.ts", "export function parseConfig"],
+  ["函数parseConfig怎么用？", "src/config.ts", "export function parseConfig"],
+];
+
+for (const [question, file, holds] of PLACES)
+  test(`"${question}" is answered with the place in ${file}`, async () => {
+    const outcome = await ask(PROJECT, question);
+    const found = passages(PROJECT, outcome);
+    const [passage] = found.filter((one) => one.file === file);
+    assert.ok(passage, `not in ${found.map((one) => one.file)}`);
+    assert.ok(
+      passage.lines.some((line) => line.includes(holds)),
+      passage.lines.join("\n"),
+    );
+    // Each passage is quoted whole, under its source.
+    for (const { lines } of found) assert.ok(outcome.answer.includes(lines.join("\n").trimEnd()));
+    assert.equal(outcome.answer.match(/^`{4,}$/gm)?.length, 2 * found.length);
+  });
+
+const ABOUT = [
+  "what is this project?",
+  "What is this and how does it work?",
+  "the of and?",
+  "???",
+  "这个项目是做什么的？",
+  "请问这个项目是什么？",
+];
+
+for (const question of ABOUT)
+  test(`"${question}" is answered with the words of the README and the manifest`, async () => {
+    const outcome = await ask(PROJECT, question);
+    assert.match(outcome.answer, /Ferry carries parcels over the river\./);
+    assert.match(outcome.answer, /"description": "Carries parcels"/);
+    assert.deepEqual(
+      outcome.sources.map((source) => source.path),
+      ["README.md", "package.json"],
+    );
+    assert.doesNotMatch(outcome.answer, /[Nn]othing/);
+  });
+
+test("about nothing that is there it says so, and what the project is", async () => {
+  for (const question of ["where is zyxwvut handled?", "量子纠缠在哪里？"]) {
+    const { answer } = await ask(PROJECT, question);
+    assert.match(answer, /[Nn]othing here matches.*(zyxwvut|量子|纠缠)/);
+    assert.match(answer, /Ferry carries parcels/);
+  }
+});
+
+const TREES: [name: string, files: Record<string, string>, question: string, says: RegExp][] = [
+  ["an empty directory", {}, "where is it?", /no README or manifest/],
+  [
+    "an empty directory, and a telling word",
+    {},
+    "where is parsing?",
+    /[Nn]othing here matches.*no README/s,
+  ],
+  ["empty files", { "README.md": "", "a.ts": "" }, "where is parsing?", /[Nn]othing here matches/],
+  ["a manifest alone", { "Cargo.toml": '[package]\nname = "x"\n' }, "what is it?", /Cargo\.toml:1/],
+  ["a README of another kind", { "readme.rst": "Title\n=====\n" }, "what is it?", /readme\.rst:1/],
+  [
+    "a directory called README",
+    { "README/a": "x", "go.mod": "module x\n" },
+    "what is it?",
+    /go\.mod:1/,
+  ],
+  ["neither", { "a.ts": "let one = 1;\n" }, "what is it?", /no README or manifest/],
+  ["CRLF", { "a.ts": "one\r\nfunction two() {}\r\nthree\r\n" }, "where is two?", /function two/],
+  ["a name with a space", { "my notes.md": "All about otters.\n" }, "otters?", /my notes\.md:1/],
+  [
+    "brackets in a name",
+    { "app/[id]/page.tsx": "const otter = 1;\n" },
+    "otter",
+    /app\/\[id\]\/page\.tsx:1/,
+  ],
+  ["a Chinese name", { "文档/水獭.md": "水獭喜欢鱼。\n" }, "水獭喜欢什么？", /文档\/水獭\.md:1/],
+  ["a hidden file", { ".github/ci.yml": "otter: 1\n" }, "otter", /\.github\/ci\.yml:1/],
+  [
+    "a fence in a file",
+    { "a.md": "otter\n````\nnowhere.ts:99\n````\nelse.ts:98\n" },
+    "otter",
+    /a\.md:1/,
+  ],
+  ["citations in a file", { "a.md": "The otter: see nowhere.ts:99.\n" }, "otter", /a\.md:1/],
+  ["one long line", { "a.min.js": `otter${"x".repeat(9000)}\n` }, "otter", /a\.min\.js:1/],
+];
+
+for (const [name, files, question, says] of TREES)
+  test(`it copes with ${name}`, async () => {
+    const { answer } = await ask(tree(files), question);
+    assert.match(answer, says);
+  });
+
+test("a secret in a file that is never read is not quoted", async () => {
+  const dir = tree({ ".env": "OTTER_KEY=canary\n", "a.ts": "const otter = 1;\n" });
+  const { answer } = await ask(dir, "where is the otter key?");
+  assert.doesNotMatch(answer, /canary/);
+  assert.match(answer, /a\.ts:1/);
+});
+
+test("in one conversation the same question again, and another one, are answered as at first", async () => {
+  const agent = await newAgent(PROJECT);
+  const questions = [
+    "where is retry handled?",
+    "what is this project?",
+    "how does parseConfig work?",
+  ];
+  const first = await Promise.all(questions.map((question) => ask(PROJECT, question)));
+  for (const [i, question] of [...questions, ...questions].entries()) {
+    const { answer, ended } = await runAgent(agent, question);
+    assert.deepEqual([ended, answer], ["answered", first[i % 3]?.answer], question);
+  }
+});
+
+test("a pasted question of 100 KB and one full of special characters end in an answer", async () => {
+  for (const question of [
+    "where is (?i)[a-z]+* handled? \\d{2}|$",
+    "lorem ".repeat(17_000),
+    "a\0b\u2028",
+  ])
+    await ask(PROJECT, question);
+});
+
+// ---------------------------------------------------------------------------- Real packages
+
+const packageDir = (name: string) => path.join(import.meta.dirname, "../node_modules", name);
+const TYPEBOX = packageDir("typebox");
+const PI_AI = packageDir("@earendil-works/pi-ai");
+
+const REAL: [dir: string, question: string, file: RegExp, holds: RegExp][] = [
+  [TYPEBOX, "where is Assign handled?", /memory\/assign\.m?js$/, /export function Assign\(/],
+  [TYPEBOX, "where is Clone defined?", /clone\.m?js$/, /export function Clone\(/],
+  [TYPEBOX, "How does ParseError work?", /schema\/parse\.m?js$/, /class ParseError/],
+  [TYPEBOX, "what is this project?", /readme\.md$/i, /JSON Schema Type Builder/],
+  [TYPEBOX, "这个项目是什么？", /package\.json$/, /"description"/],
+  [
+    PI_AI,
+    "where is validateToolCall handled?",
+    /utils\/validation\.js$/,
+    /function validateToolCall\(/,
+  ],
+  [
+    PI_AI,
+    "where is isContextOverflow defined?",
+    /utils\/overflow\.js$/,
+    /function isContextOverflow\(/,
+  ],
+  [PI_AI, "where is retryAssistantCall?", /utils\/retry\.js$/, /function retryAssistantCall\(/],
+  [PI_AI, "Where are retries handled?", /retry\.js$/, /retry/i],
+  [PI_AI, "fauxProvider 在哪里实现？", /providers\/faux\.js$/, /faux/],
+  [PI_AI, "what is this project?", /README\.md$/, /Unified LLM API/],
+];
+
+for (const [dir, question, file, holds] of REAL)
+  test(`of ${path.basename(dir)}, "${question}" is answered with ${file}`, async () => {
+    const found = passages(dir, await ask(dir, question));
+    const places = found.map((one) => `${one.file}\n${one.lines.join("\n")}`);
+    const hit = found.find((one) => file.test(one.file) && holds.test(one.lines.join("\n")));
+    assert.ok(hit, places.join("\n\n"));
+  });
+
+test("two runs give the same bytes, exit with 0 and find every source seen", async () => {
+  const run = () => runCli([PI_AI, "where are tool calls validated?"]);
+  const [one, two] = await Promise.all([run(), run()]);
+  assert.deepEqual([one.code, two.code], [0, 0]);
+  assert.equal(one.stdout, two.stdout);
+  const untimed = ({ stderr }: { stderr: string }) => stderr.replace(/[\d.]+ s/g, "");
+  assert.equal(untimed(one), untimed(two));
+  assert.match(one.stderr, /^sources: \d+ seen$/m);
+});
+
+test("it opens no connection", async () => {
+  const preload = `import net from "node:net";
+    net.Socket.prototype.connect = () => { throw new Error("CONNECTED"); };`;
+  const NODE_OPTIONS = `--import=data:text/javascript,${encodeURIComponent(preload)}`;
+  const { code, stdout, stderr } = await runCli([PROJECT, "where is retry handled?"], {
+    env: { NODE_OPTIONS },
+  });
+  assert.equal(code, 0, stderr);
+  assert.match(stdout, /src\/net\/retry\.ts:\d+-\d+/);
+  assert.doesNotMatch(stderr, /CONNECTED/);
+});
