@@ -95,7 +95,7 @@ export type Lines = { [file: string]: [number, number][] };
 export type AgentEvent =
   | { type: "agent_start" | "turn_start" }
   | { type: "message_start" | "message_end"; message: ai.Message }
-  | { type: "message_update"; usage: ai.Usage; assistantMessageEvent: Update }
+  | { type: "message_update"; usage: ai.Usage; assistantMessageEvent: ai.AssistantMessageEvent }
   | ({ type: "tool_execution_start"; args: unknown } & CallId)
   | ({ type: "tool_execution_end"; result: Result; isError: boolean } & CallId)
   | { type: "turn_end"; message: Reply; toolResults: Result[] }
@@ -107,13 +107,6 @@ type Model = ai.Model<ai.Api>;
 type Reply = ai.AssistantMessage;
 type Result = ai.ToolResultMessage;
 type CallId = { toolCallId: string; toolName: string };
-type Update = {
-  type: string;
-  contentIndex: number;
-  delta?: string;
-  id?: string;
-  toolName?: string;
-};
 type Retry = { attempt: number; maxAttempts: number; delayMs: number; errorMessage: string };
 
 /** How a question ended; `message` is one line that says why, empty when it was answered. */
@@ -154,17 +147,12 @@ async function sameLooking(root: string, name: string): Promise<string> {
   const fold = (file: string) => `${file.normalize("NFKC").replace(/[‘’]/g, "'")}/`;
   const stem = (file: string) => path.posix.parse(file).name.toLowerCase();
   const { files } = await filesBelow(root, [...NEVER_WALKED, "--", "."]);
-  const alike = files.find((file) => fold(file).startsWith(fold(path.posix.normalize(name))));
-  if (alike && !(await realPath(path.resolve(root, name))))
-    return path.join(
-      root,
-      ...alike.split("/").slice(0, path.posix.normalize(name).split("/").length),
-    );
-  const near = files
-    .filter((file) => stem(file) === stem(name))
-    .slice(0, 5)
-    .map(display);
-  const hint = near.length > 0 ? `Near it: ${near.join(", ")}` : "list_files shows what there is";
+  const wanted = path.posix.normalize(name);
+  const alike = files.find((file) => fold(file).startsWith(fold(wanted)));
+  const parts = alike?.split("/").slice(0, wanted.split("/").length);
+  if (parts && !(await realPath(path.resolve(root, name)))) return path.join(root, ...parts);
+  const near = files.filter((file) => stem(file) === stem(name)).map(display);
+  const hint = near.length > 0 ? `Near it: ${near.slice(0, 5).join(", ")}` : "See list_files";
   throw new Error(`${display(name)} does not exist, or points outside of the directory. ${hint}.`);
 }
 
@@ -195,6 +183,8 @@ const STRICT = { additionalProperties: false };
 const text = (description: string) => Type.Optional(Type.String({ description }));
 const count = (description: string) => Type.Optional(Type.Integer({ minimum: 0, description }));
 const WHERE = { path: text("default: ."), glob: text("such as **/*.ts") };
+const PAGE = { path: Type.String(), offset: count("first line"), limit: count("at most 400") };
+const MATCH = { pattern: Type.String(), ignoreCase: Type.Optional(Type.Boolean()) };
 
 /** Types `execute` by the schema beside it. */
 function tool<P extends TObject>(definition: AgentTool<P>): AgentTool<P> {
@@ -251,10 +241,7 @@ function size(bytes: number): string {
 const readFile = tool({
   name: "read_file",
   description: "Read numbered lines of a text file. Shows pictures and notebooks, too.",
-  parameters: Type.Object(
-    { path: Type.String(), offset: count("first line"), limit: count("lines, at most 400") },
-    STRICT,
-  ),
+  parameters: Type.Object(PAGE, STRICT),
   async execute(agent, { path: given, offset, limit }, signal) {
     const full = await insideRoot(agent, given);
     const name = relativeName(agent.root, full);
@@ -274,15 +261,7 @@ const PAGE_BYTES = 32 * 1024;
 const searchFiles = tool({
   name: "search_files",
   description: "Find the lines that match a regular expression, in all files but ignored ones.",
-  parameters: Type.Object(
-    {
-      pattern: Type.String(),
-      ...WHERE,
-      context: count("lines around a match"),
-      ignoreCase: Type.Optional(Type.Boolean()),
-    },
-    STRICT,
-  ),
+  parameters: Type.Object({ ...MATCH, ...WHERE, context: count("lines around") }, STRICT),
   async execute(agent, { pattern, path: given, glob, context = 0, ignoreCase }, signal) {
     const full = await insideRoot(agent, given || ".");
     if (!(await fs.lstat(full)).isDirectory())
@@ -423,7 +402,7 @@ export async function runAgent(agent: Agent, question: string): Promise<Outcome>
         continue;
       case "aborted":
         if (agent.signal.aborted) return end(agent, run, "aborted", "interrupted");
-        return end(agent, run, "limit", `limit of ${agent.limits.ms / 1000} s, --timeout`);
+        return end(agent, run, "limit", timeUp(agent.limits.ms));
       default:
         return end(agent, run, isRefusal(reply) ? "incomplete" : "error", reply.errorMessage);
     }
@@ -455,17 +434,16 @@ function record(agent: Agent, message: ai.Message): void {
 /** Why the model must answer now, in words for it and for the user; empty while it may go on. */
 function limitReached({ limits, messages }: Agent, run: Run): string {
   const since = messages.slice(run.from);
-  const [a, b] = since
-    .filter((m) => m.role === "toolResult")
-    .slice(-2)
-    .map(textIn);
+  const results = since.filter((m) => m.role === "toolResult").slice(-2);
+  const repeats = results.filter((m) => textIn(m) === MADE_ALREADY).length;
   if (repliesIn(since).length >= limits.turns) return `limit of ${limits.turns} turns, --max-turns`;
   if (totalsOf(messages).cost >= limits.cost) return `limit of $${limits.cost}, --max-cost`;
   // The last tenth of the time is for the answer.
-  if (Date.now() - run.started > 0.9 * limits.ms)
-    return `limit of ${limits.ms / 1000} s, --timeout`;
-  return a === MADE_ALREADY && b === MADE_ALREADY ? "the same calls again and again" : "";
+  if (Date.now() - run.started > 0.9 * limits.ms) return timeUp(limits.ms);
+  return repeats === 2 ? "the same calls again and again" : "";
 }
+
+const timeUp = (ms: number) => `limit of ${ms / 1000} s, --timeout`;
 
 const isRefusal = ({ rawStopReason = "" }: Reply) =>
   /refus|filter|safety|sensitive|prohibited|blocklist|recitation|spii/i.test(rawStopReason);
@@ -546,9 +524,8 @@ async function filesBelow(root: string, args: string[], signal?: AbortSignal) {
 
 /** The ignored places in a log, and a line for the model on all that was left out. */
 function leftOut(log: string): { ignored: string[]; left: string } {
-  const skipped = [
-    ...log.matchAll(/ignoring \.\/(.*?): Ignore\(.* original: "!?(?!\.git")(.*?)"/g),
-  ];
+  const ignoring = /ignoring \.\/(.*?): Ignore\(.* original: "!?(?!\.git")(.*?)"/g;
+  const skipped = [...log.matchAll(ignoring)];
   const unreadable = log.match(/(?<=^rg: \.\/).*(?=: .*\(os error \d+\)$)/gm) ?? [];
   const names = new Set([...skipped.map(([, , rule = ""]) => rule), ...unreadable].map(display));
   const left = `\n[left out, as ignored or unreadable: ${[...names].slice(0, 8).join(", ")}]`;
@@ -589,16 +566,20 @@ async function search(root: string, args: string[], signal: AbortSignal): Promis
     if (type === "match") [matches, inFile] = [matches + 1, inFile + 1];
     const line = excerpt(rgText(data.lines), data.submatches[0]?.start);
     if (!shown[name]) lines.push(display(name));
-    bytes += lines.push(`${at}${type === "match" ? ":" : "-"} ${line}`) && Buffer.byteLength(line);
+    lines.push(`${at}${type === "match" ? ":" : "-"} ${line}`);
+    bytes += Buffer.byteLength(line);
     shown[name] = [...(shown[name] ?? []), [at, at]];
   };
   for await (const chunk of out) {
-    const events = `${rest}${chunk}`.split("\n");
+    const events = `${chunk}`.split("\n");
+    events[0] = rest + events[0];
     rest = events.pop() ?? "";
     events.forEach(take);
+    if (rest.length > MAX_OUTPUT_LINE) kill();
   }
   const error = (await log).replace(/^rg: (DEBUG|\.\/).*\n/gm, "").trim();
   if (error && matches === 0) throw new Error(cut(error, 500));
+  if (rest) lines.push("[stopped at a line that is too long]");
   if (signal.aborted) lines.push("[stopped for its time; this is what was found so far]");
   else if (matches === 0) lines.push(`No match in ${searched} files.`);
   if (full()) lines.push(`[first ${matches} matches; narrow the pattern or pass path or glob]`);
@@ -608,6 +589,7 @@ const MAX_MATCHES = 100;
 const MATCHES_A_FILE = 40;
 const SEARCH_BYTES = 20 * 1024;
 const MATCH_CHARACTERS = 300;
+const MAX_OUTPUT_LINE = 64 * 1024 ** 2;
 
 /** ripgrep gives valid UTF-8 as text, all else as base64. */
 const rgText = ({ text = "", bytes = "" }) => text || decode(Buffer.from(bytes, "base64")).text;
@@ -689,7 +671,7 @@ function parseJson(text: string) {
 
 type Page = { first: number; bytes: Buffer; full: boolean; total: number };
 
-/** So many bytes from the start of a line on, and the number of all lines: "\n" ends one, as for cat. */
+/** So many bytes from the start of a line on, and the number of all lines, which "\n" alone ends. */
 async function pageOf(chunks: AsyncIterable<Buffer>, first: number, room: number): Promise<Page> {
   const kept: Buffer[] = [];
   let [ended, open] = [0, false];
@@ -708,43 +690,39 @@ async function pageOf(chunks: AsyncIterable<Buffer>, first: number, room: number
 function numbered(name: string, { first, bytes, full, total }: Page, limit: number): ToolOutput {
   const file = display(name);
   if (total === 0) return { text: `${file} (empty file, 0 bytes)` };
-  if (first > total)
-    throw new Error(`${file} has ${total} lines; offset ${first} is past its end.`);
+  if (first > total) throw new Error(`${file} has ${total} lines; ${first} is past its end.`);
   const { text, note } = decode(bytes);
   const lines = text.split("\n");
-  const last =
-    Math.min(first + limit, full ? first + Math.max(1, lines.length - 1) : total + 1) - 1;
-  const mark = " [cut; search_files finds places in this line]";
-  const row = (line: string, i: number) =>
-    `${first + i}\t${cut(line.replace(/\r$/, ""), 2000, mark)}`;
-  const rows = lines.slice(0, last - first + 1).map(row);
-  const way = `\n[lines ${first}-${last} of ${total}; offset=${last + 1} reads on; search_files finds a place in it]`;
-  const page = [`${file} (${total} lines${note})`, ...rows].join("\n");
-  return { text: last < total ? page + way : page, shown: { [name]: [[first, last]] } };
+  const whole = full ? Math.max(1, lines.length - 1) : total - first + 1;
+  const last = first + Math.min(limit, whole) - 1;
+  const row = (line: string, i: number) => `${first + i}\t${cut(line, LINE_CHARACTERS, LINE_CUT)}`;
+  const rows = lines.slice(0, last - first + 1).map((line) => line.replace(/\r$/, ""));
+  const way = `offset=${last + 1} reads on; search_files finds a place in it]`;
+  const page = [`${file} (${total} lines${note})`, ...rows.map(row)];
+  if (last < total) page.push(`[lines ${first}-${last} of ${total}; ${way}`);
+  return { text: page.join("\n"), shown: { [name]: [[first, last]] } };
 }
+const LINE_CHARACTERS = 2000;
+const LINE_CUT = " [cut; search_files finds places in this line]";
 
 /** At most so many UTF-16 units and a mark, never half a surrogate pair. */
 function cut(text: string, length: number, mark = "…"): string {
-  return text.length <= length
-    ? text
-    : text.slice(0, length).replace(/[\ud800-\udbff]$/, "") + mark;
+  if (text.length <= length) return text;
+  return text.slice(0, length).replace(/[\ud800-\udbff]$/, "") + mark;
 }
 
 /** What bytes say that should be UTF-8: stray ones are replaced, another encoding is guessed. */
 function decode(bytes: Buffer): { text: string; note: string } {
   const text = new TextDecoder().decode(bytes, { stream: true });
   const bad = text.split("\ufffd").length - 1;
+  const good = text.replace(/[\0-\x7f\ufffd]/g, "").length;
   if (bad === 0) return { text, note: "" };
-  if (text.replace(/[\0-\x7f\ufffd]/g, "").length > bad)
-    return { text, note: `; ${bad} bytes are not UTF-8` };
+  if (good > bad) return { text, note: `; ${bad} bytes are not UTF-8` };
   const guess = chardet.detect(bytes) ?? "";
-  const encoding = /^(gb|big5|shift|euc|koi8|windows|iso-8859)/i.test(guess)
-    ? guess
-    : "windows-1252";
-  return {
-    text: new TextDecoder(encoding).decode(bytes),
-    note: `; not UTF-8, read as ${encoding} by guess`,
-  };
+  const known = /^(gb|big5|shift|euc|koi8|windows|iso-8859)/i.test(guess);
+  const encoding = known ? guess : "windows-1252";
+  const note = `; not UTF-8, read as ${encoding} by guess`;
+  return { text: new TextDecoder(encoding).decode(bytes), note };
 }
 
 /** A picture for a model that can see, its measures for one that cannot. */
@@ -787,11 +765,8 @@ async function complete(agent: Agent, run: Run, toolChoice: ai.ToolChoice): Prom
     if (overflow && blankOldest(agent, Number.POSITIVE_INFINITY)) continue;
     if (retryMs === undefined || attempt > MAX_RETRIES) {
       const success = stopReason !== "error" && stopReason !== "aborted";
-      const ended = {
-        success,
-        attempt: attempt - 1,
-        finalError: success ? undefined : errorMessage,
-      };
+      const finalError = success ? undefined : errorMessage;
+      const ended = { success, attempt: attempt - 1, finalError };
       if (attempt > 1) agent.emit({ type: "auto_retry_end", ...ended });
       return reply;
     }
@@ -830,37 +805,26 @@ async function ask(agent: Agent, run: Run, toolChoice: ai.ToolChoice) {
   for await (const event of stream) {
     watchdog.refresh();
     if (++events > MAX_REPLY_EVENTS) idle.abort();
+    const usage = "partial" in event ? event.partial.usage : undefined;
     if (event.type === "start") agent.emit({ type: "message_start", message: event.partial });
-    else if ("partial" in event) agent.emit({ type: "message_update", ...updateOf(event) });
+    else if (usage) agent.emit({ type: "message_update", usage, assistantMessageEvent: event });
   }
   clearTimeout(watchdog);
   const reply = settled(agent, await stream.result());
-  if (idle.signal.aborted && !run.signal.aborted)
-    Object.assign(reply, {
-      stopReason: "error",
-      errorMessage: `no answer for ${IDLE_MS / 1000} s`,
-    });
+  const silence = { stopReason: "error", errorMessage: `no answer for ${IDLE_MS / 1000} s` };
+  if (idle.signal.aborted && !run.signal.aborted) Object.assign(reply, silence);
   const retryMs = retryAfter(reply, http);
   const overflow = reply.stopReason !== "stop" && ai.isContextOverflow(reply, model.contextWindow);
   if (reply.stopReason === "error") reply.errorMessage = explain(agent, reply, http);
+  if (events < 2) agent.emit({ type: "message_start", message: reply });
   agent.emit({ type: "message_end", message: reply });
   return { reply, retryMs, overflow };
 }
 
-/** An update in pi's form: without the message so far. */
-function updateOf({ partial, ...update }: Extract<ai.AssistantMessageEvent, { partial: Reply }>) {
-  const block = update.type === "toolcall_start" && partial.content[update.contentIndex];
-  const call = block && block.type === "toolCall" ? { id: block.id, toolName: block.name } : {};
-  return { usage: partial.usage, assistantMessageEvent: { contentIndex: 0, ...update, ...call } };
-}
-
 /** A reply in the shape the loop relies on: calls mean "toolUse", and each has an id of its own. */
 function settled({ messages }: Agent, reply: Reply): Reply {
-  const used = new Set(
-    repliesIn(messages)
-      .flatMap(callsIn)
-      .map((call) => call.id),
-  ); // biome
+  const calls = repliesIn(messages).flatMap(callsIn);
+  const used = new Set(calls.map(({ id }) => id));
   const content = reply.content.map((block) => {
     if (block.type !== "toolCall") return block;
     let { id, name, argumentsError: error } = block;
@@ -868,7 +832,8 @@ function settled({ messages }: Agent, reply: Reply): Reply {
     used.add(id);
     // "null" and "" stand for no arguments at all.
     if (/arguments:\s*(null|"")?\s*$/.test(error ?? "")) error = undefined;
-    return { ...block, id, name: name || "unnamed", argumentsError: error };
+    const { argumentsError: _, ...call } = block;
+    return { ...call, id, name: name || "unnamed", ...(error && { argumentsError: error }) };
   });
   const called = content.some(({ type }) => type === "toolCall") ? "toolUse" : "stop";
   const stopReason = /^(stop|toolUse)$/.test(reply.stopReason) ? called : reply.stopReason;
@@ -882,10 +847,10 @@ function retryAfter(reply: Reply, { status, retryAfter }: Http): number | undefi
   const { stopReason, errorMessage: text = "" } = reply;
   if (stopReason !== "error" || isRefusal(reply) || FINAL.test(text)) return undefined;
   // pi-ai takes Gemini's limit a minute for a quota.
-  const transient =
-    ai.isRetryableAssistantError(reply) || (status === 429 && /per.?minute/i.test(text));
-  if (!(status >= 500 || status === 408 || ((status < 300 || status === 429) && transient)))
-    return undefined;
+  const perMinute = status === 429 && /per.?minute/i.test(text);
+  const transient = perMinute || ai.isRetryableAssistantError(reply);
+  const busy = status >= 500 || status === 408;
+  if (!busy && !((status < 300 || status === 429) && transient)) return undefined;
   const ms = Number(retryAfter) * 1000 || Date.parse(retryAfter) - Date.now() || 0;
   return ms > MAX_RETRY_AFTER_MS ? undefined : Math.max(0, ms);
 }
@@ -913,10 +878,7 @@ const ADVICE = [
   [/ECONNREFUSED/, "Nothing listens there: start the server, or check --base-url."],
   [/quota|billing|balance|credit/i, "See the limits and the billing of your account."],
   [/support tools|tools? (is|are) not/i, "Take a model that can call tools."],
-  [
-    /context|too long|no user query/i,
-    "Ask for less, or raise the server's context (Ollama: num_ctx).",
-  ],
+  [/context|too long|no user query/i, "Ask for less, or raise the context (Ollama: num_ctx)."],
   [/^404|model.*not (found|exist)/i, "--list-models shows the models."],
   [/E[A-Z]{5,}|connect|fetch/i, "A proxy needs HTTPS_PROXY and NODE_USE_ENV_PROXY=1."],
 ] as const;
@@ -1101,13 +1063,9 @@ export function saveSession(agent: Agent, file: string): Agent["emit"] {
 }
 
 const now = () => new Date().toISOString();
-const headerOf = ({ id, root: cwd }: Agent) => ({
-  type: "session",
-  version: 3,
-  id,
-  timestamp: now(),
-  cwd,
-});
+function headerOf({ id, root }: Agent) {
+  return { type: "session", version: 3, id, timestamp: now(), cwd: root };
+}
 
 /** Where a conversation about a directory is kept by default: a new file, or the last one. */
 function sessionFile({ root, id }: Agent, last = false): string {
@@ -1142,11 +1100,8 @@ export function defaultModel(models: ai.Models, provider: string): Model | undef
 }
 
 export function providerOrder(models: ai.Models): string[] {
-  const others = models
-    .getProviders()
-    .map(({ id }) => id)
-    .filter((id) => ![...FIRST, ...LAST].includes(id));
-  return [...FIRST, ...others, ...LAST];
+  const ids = models.getProviders().map(({ id }) => id);
+  return [...FIRST, ...ids.filter((id) => !FIRST.includes(id) && !LAST.includes(id)), ...LAST];
 }
 
 type Choice = Pick<Agent, "model" | "stream" | "keyName">;
@@ -1158,21 +1113,15 @@ export async function findModel(name?: string, baseUrl?: string): Promise<Choice
   const wanted = name ?? (await firstWithKey(models));
   const slash = wanted.indexOf("/");
   const exact = models.getModel(wanted.slice(0, slash), wanted.slice(slash + 1));
-  const known =
-    exact ?? defaultModel(models, wanted) ?? models.getModels().find(({ id }) => id === name);
+  const named = exact ?? defaultModel(models, wanted);
+  const known = named ?? models.getModels().find(({ id }) => id === name);
   if (!known && !baseUrl) throw new UserError(`there is no model ${name}: see --list-models`);
-  const model =
-    known && baseUrl ? { ...known, baseUrl } : (known ?? localModel(models, wanted, baseUrl));
-  const auth = await models.checkAuth(model.provider);
-  if (!auth)
-    throw new UserError(
-      `no key for ${model.provider}: set ${await keyNames(models, model.provider)}`,
-    );
-  return {
-    model,
-    stream: (...request) => models.streamSimple(...request),
-    keyName: auth.source ?? "",
-  };
+  const model = known ?? localModel(models, wanted, baseUrl);
+  const { provider } = model;
+  const auth = await models.checkAuth(provider);
+  if (!auth) throw new UserError(`no key for ${provider}: set ${await keyNames(models, provider)}`);
+  const stream: Agent["stream"] = (...request) => models.streamSimple(...request);
+  return { model: baseUrl ? { ...model, baseUrl } : model, stream, keyName: auth.source ?? "" };
 }
 
 async function firstWithKey(models: ai.Models): Promise<string> {
@@ -1194,27 +1143,14 @@ async function keyNames(models: ai.Models, provider: string): Promise<string> {
 function localModel(models: ai.MutableModels, id: string, baseUrl = ""): Model {
   const cost = { input: 0, output: 0, cacheRead: 0, cacheWrite: 0 };
   const limits = { contextWindow: LOCAL_WINDOW, maxTokens: LOCAL_WINDOW / 4, reasoning: false };
-  const model: Model = {
-    id,
-    name: id,
-    provider: "local",
-    api: "openai-completions",
-    baseUrl,
-    cost,
-    input: ["text"],
-    ...limits,
-  };
-  const key = { apiKey: process.env.MINI_PI_API_KEY || "none" };
-  const auth = {
-    apiKey: { name: "local", resolve: async () => ({ auth: key, source: "MINI_PI_API_KEY" }) },
-  };
-  const provider = ai.createProvider({
-    id: "local",
-    auth,
-    models: [model],
-    api: openAICompletionsApi(),
-  });
-  models.setProvider(provider);
+  const named = { id, name: id, provider: "local", api: "openai-completions", baseUrl } as const;
+  const fields = { maxTokensField: "max_tokens", supportsStore: false } as const;
+  const compat = { ...fields, supportsDeveloperRole: false };
+  const model = { ...named, ...limits, cost, compat, input: ["text" as const] };
+  const auth = { apiKey: process.env.MINI_PI_API_KEY || "none" };
+  const apiKey = { name: "local", resolve: async () => ({ auth, source: "MINI_PI_API_KEY" }) };
+  const api = openAICompletionsApi();
+  models.setProvider(ai.createProvider({ id: "local", auth: { apiKey }, models: [model], api }));
   return model;
 }
 /** Tokens: no server says how many it takes. */
@@ -1222,11 +1158,11 @@ const LOCAL_WINDOW = 32_768;
 
 async function listModels(part = ""): Promise<void> {
   const models = [...(await builtinModels().getAvailable()), ...offlineProvider().getModels()];
-  for (const { provider, id, contextWindow, cost } of models)
-    if (`${provider}/${id}`.includes(part))
-      process.stdout.write(
-        `${provider}/${id}  ${contextWindow} tokens, a million for $${cost.input} in, $${cost.output} out\n`,
-      );
+  const lines = models.map(({ provider, id, contextWindow, cost }) => {
+    const price = `a million for $${cost.input} in, $${cost.output} out`;
+    return `${provider}/${id}  ${contextWindow} tokens, ${price}\n`;
+  });
+  process.stdout.write(lines.filter((line) => line.includes(part)).join(""));
 }
 
 // --- The offline model -------------------------------------------------------------------------
@@ -1246,81 +1182,78 @@ const OFFLINE = "offline/search: a keyword search, no language model";
 
 /** Turn 1 searches the words of the question, turn 2 reads the best places, turn 3 quotes them. */
 function searchReply(messages: ai.Message[], last: boolean): Reply {
-  const demands = [LAST_CALL, GO_ON, NO_ANSWER, WRONG_SOURCES];
-  const isAsked = (m: ai.Message) =>
-    m.role === "user" && !demands.some((d) => textIn(m).startsWith(d));
-  const since = messages.slice(messages.findLastIndex(isAsked));
+  const own = [LAST_CALL, GO_ON, NO_ANSWER, WRONG_SOURCES];
+  const isOwn = (m: ai.Message) => own.some((demand) => textIn(m).startsWith(demand));
+  const since = messages.slice(messages.findLastIndex((m) => m.role === "user" && !isOwn(m)));
+  const found = since.filter((m) => m.role === "toolResult" && !m.isError);
+  const results = (tool: string) =>
+    found.flatMap((m) => (m.role === "toolResult" && m.toolName === tool ? textIn(m) : []));
   const words = wordsOf(textIn(since[0]));
-  const results = (name: string) =>
-    since.flatMap((m) =>
-      m.role === "toolResult" && m.toolName === name && !m.isError ? textIn(m) : [],
-    );
-  const hits = results("search_files").flatMap(hitsIn);
   const any = `(?:${words.join("|")})`;
-  const searches = words.length > 0 ? [...words, `${any}.*${any}`, DEFINES + any] : [];
-  const search = searches.map((pattern) =>
-    ai.fauxToolCall("search_files", { pattern, ignoreCase: true }),
-  );
+  const patterns = words.length > 0 ? [...words, `${any}.*${any}`, DEFINES + any] : [];
+  const search = (pattern: string) =>
+    ai.fauxToolCall("search_files", { pattern, ignoreCase: true });
+  const hits = results("search_files").flatMap(hitsIn);
   const places = hits.length > 0 ? bestPlaces(hits, words) : introductions(results("list_files"));
   const read = places.map((place) => ai.fauxToolCall("read_file", { ...place, limit: 14 }));
-  const calls = [[ai.fauxToolCall("list_files", {}), ...search], read][
-    last ? 2 : repliesIn(since).length
-  ];
-  if (calls?.length) return ai.fauxAssistantMessage(calls, { stopReason: "toolUse" });
+  const turns = [[ai.fauxToolCall("list_files", {}), ...patterns.map(search)], read];
+  const calls = last ? [] : (turns[repliesIn(since).length] ?? []);
+  if (calls.length > 0) return ai.fauxAssistantMessage(calls, { stopReason: "toolUse" });
   const passages = results("read_file").map(quote);
-  const self =
-    passages.length > 0 ? "What the directory says of itself:" : "It has no README or manifest.";
-  const none = words.length > 0 ? `Nothing here matches ${words.join(", ")}. ${self}` : self;
+  const about = passages.length > 0 ? "What the directory says of itself:" : NO_README;
+  const none = words.length > 0 ? `Nothing here matches ${words.join(", ")}. ${about}` : about;
   const start = hits.length > 0 ? `Where ${words.join(", ")} can be found:` : none;
   return ai.fauxAssistantMessage([start, ...passages, `(${OFFLINE})`].join("\n\n"));
 }
-const DEFINES =
-  "\\b(?:function|class|def|fn|func|interface|type|struct|enum|trait|const|let|var)\\s+\\w*";
+const NO_README = "The directory has no README and no manifest.";
+const KINDS = "function|class|def|fn|func|interface|type|struct|enum|trait|const|let|var";
+const DEFINES = `\\b(?:${KINDS})\\s+\\w*`;
 
 /** The telling words of a question: identifiers as they are, plain words without their ending. */
 function wordsOf(question: string): string[] {
   const words = new Intl.Segmenter("zh", { granularity: "word" }).segment(question);
   const tokens = [...words].flatMap(({ segment }) => segment.match(/[\p{L}\p{N}_]{2,}/gu) ?? []);
-  const telling = tokens.filter(
-    (word) => !STOP.test(word) && (word.length > 2 || /\p{sc=Han}/u.test(word)),
-  );
+  const isLong = (word: string) => word.length > 2 || /\p{sc=Han}/u.test(word);
+  const telling = tokens.filter((word) => isLong(word) && !STOP.has(word.toLowerCase()));
   const stems = telling.map((word) => word.replace(/^([a-z]{3,}?)(ies|ing|ed|s)$/, "$1"));
   return [...new Set(stems)].slice(0, 6);
 }
-const STOP =
-  /^(about|and|are|can|codes?|codebase|come|computed?|called|checked|created|defined?|describe|does|done|explain|files?|find|for|from|functions?|get|give|handled?|happens?|have|how|implement(ed)?|into|its|library|list|located|made?|mean|modules?|must|not|package|place|please|program|project|purpose|repo|repository|set|shows?|tell|that|the|them|there|these|they|things?|this|tool|used?|uses|using|what|when|where|which|who|why|will|with|works?|you|your|什么|哪里|怎么|如何|为什么|这个|项目|代码|文件|处理|实现|函数|请问|介绍)$/i;
+const STOP = new Set(
+  `about and are called can checked code codebase codes come computed created define defined describe
+  does done explain file files find for from function functions get give handle handled happen happens
+  have how implement implemented into its library list located made make mean module modules must not
+  package place please program project purpose repo repository set show shows tell that the them there
+  these they thing things this tool use used uses using what when where which who why will with work
+  works you your 什么 哪里 怎么 如何 为什么 这个 项目 代码 文件 处理 实现 函数 请问 介绍`.split(
+    /\s+/,
+  ),
+);
 
 type Hit = { file: string; line: number; text: string };
 
 function hitsIn(result: string): Hit[] {
-  const groups = [
-    ...result.matchAll(/^(?!\d+[:-] |\[|\.\.\.)(.+)\n((?:\d+[:-] .*\n?|\[.*\n?)+)/gm),
-  ];
-  return groups.flatMap(([, file = "", rows = ""]) =>
-    [...rows.matchAll(/^(\d+): (.*)$/gm)].map(([, line, text = ""]) => ({
-      file,
-      line: Number(line),
-      text,
-    })),
-  );
+  let file = "";
+  return result.split("\n").flatMap((row) => {
+    const [, line, text = ""] = /^(\d+): (.*)$/.exec(row) ?? [];
+    if (!/^(\d+[:-] |\[|\.\.\.)/.test(row)) file = row;
+    return line ? { file, line: Number(line), text } : [];
+  });
 }
 
 /** The three places where most words meet. Rare words and definitions count more, prose less. */
 function bestPlaces(hits: Hit[], words: string[]) {
   const has = ({ file, text }: Hit, word: string) => `${file} ${text}`.toLowerCase().includes(word);
-  const weights = words
-    .map((word) => word.toLowerCase())
-    .map((word) => ({
-      word,
-      weight: Math.log(1 + 200 / hits.filter((hit) => has(hit, word)).length),
-    }));
+  const count = (word: string) => hits.filter((hit) => has(hit, word)).length;
+  const rare = words
+    .map((w) => w.toLowerCase())
+    .map((word) => ({ word, n: 1 + 200 / count(word) }));
   const defines = new RegExp(`${DEFINES}(?:${words.join("|")})`, "i");
   const isNear = (a: Hit, b: Hit) => a.file === b.file && Math.abs(a.line - b.line) < 12;
   const score = (hit: Hit) => {
     const near = hits.filter((other) => isNear(hit, other));
-    const met = weights.filter(({ word }) => near.some((other) => has(other, word)));
+    const met = rare.filter(({ word }) => near.some((other) => has(other, word)));
     const aside = /test|spec|docs?\/|\.(md|lock|json|map)$|\.min\.|\.d\.ts$/i.test(hit.file);
-    const sum = met.reduce((total, { weight }) => total + weight, 0);
+    const sum = met.reduce((total, { n }) => total + Math.log(n), 0);
     return sum * (defines.test(hit.text) ? 1.5 : 1) * (aside ? 0.4 : 1);
   };
   const ranked = hits.map((hit) => ({ hit, score: score(hit) })).sort((a, b) => b.score - a.score);
@@ -1333,13 +1266,12 @@ function bestPlaces(hits: Hit[], words: string[]) {
 function introductions(listings: string[]) {
   const names = listings
     .join("\n")
-    .split("\n")
-    .map((line) => line.replace(/ \(.*\)$/, ""));
-  const manifest =
-    /^(package\.json|cargo\.toml|pyproject\.toml|go\.mod|pom\.xml|composer\.json|setup\.py)$/i;
-  const found = [/^readme/i, manifest].map((pattern) => names.find((name) => pattern.test(name)));
+    .replace(/ \(.*\)$/gm, "")
+    .split("\n");
+  const found = [/^readme/i, MANIFEST].map((wanted) => names.find((name) => wanted.test(name)));
   return found.filter((path) => path !== undefined).map((path) => ({ path }));
 }
+const MANIFEST = /^(package\.json|cargo\.toml|pyproject\.toml|go\.mod|pom\.xml|composer\.json)$/i;
 
 /** A page of read_file as a quotation, its source before it. */
 function quote(result: string): string {
@@ -1410,11 +1342,13 @@ function summary({ usage, turns }: Outcome, messages: ai.Message[], ms: number):
   return `${turns} turns, ${tokens}, ${(ms / 1000).toFixed(1)} s, ${provider}/${model}`;
 }
 
-/** For programs: one event a line. U+2028 and U+2029 are escaped: some readers end lines there. */
+/** For programs: one event a line, as pi does it: without the message so far in updates. */
 function printJson(agent: Agent): Agent["emit"] {
+  // Some readers end a line at U+2028 and U+2029.
   const escaped = (c: string) => `\\u${c.charCodeAt(0).toString(16)}`;
+  const wire = (key: string, value: unknown) => (key === "partial" ? undefined : value);
   const print = (value: object) =>
-    process.stdout.write(`${JSON.stringify(value).replace(/[\u2028\u2029]/g, escaped)}\n`);
+    process.stdout.write(`${JSON.stringify(value, wire).replace(/[\u2028\u2029]/g, escaped)}\n`);
   print(headerOf(agent));
   return (event) => {
     print(event);
