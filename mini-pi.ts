@@ -198,7 +198,8 @@ const listFiles = tool({
   async execute(agent, { path: given, glob }, signal) {
     const full = await insideRoot(agent, given || ".");
     if (glob) {
-      const { files, left } = await filesBelow(agent.root, await walk(agent, full, glob), signal);
+      const { args, left } = await walk(agent, full, glob);
+      const { files } = await filesBelow(agent.root, args, signal);
       return { text: listing(files.map(display), files.length, `No file matches ${glob}.`) + left };
     }
     if (!(await fs.lstat(full)).isDirectory()) throw new Error("That is a file: use read_file.");
@@ -267,12 +268,14 @@ const searchFiles = tool({
     if (!(await fs.lstat(full)).isDirectory())
       await withFile(full, relativeName(agent.root, full), async () => {});
     const how = ["--json", "--crlf", `--context=${Math.min(context, 20)}`, `--regexp=${pattern}`];
-    const args = [...how, ...(ignoreCase ? ["-i"] : []), ...(await walk(agent, full, glob))];
-    return search(agent.root, args, signal).catch(async (error) => {
+    const { args: where, left } = await walk(agent, full, glob);
+    const args = [...how, ...(ignoreCase ? ["-i"] : []), ...where];
+    const { text, shown } = await search(agent.root, args, signal).catch(async (error) => {
       if (!/regex/.test(error.message)) throw error;
       const { text, shown } = await search(agent.root, ["--fixed-strings", ...args], signal);
       return { text: `[no valid regular expression, so taken literally]\n${text}`, shown };
     });
+    return { text: text + left, shown };
   },
 });
 
@@ -506,8 +509,8 @@ const NEVER_WALKED = ["--glob=!.git", "--glob=!node_modules"];
 function ripgrep(root: string, args: string[], signal?: AbortSignal) {
   // With the parents' rules, a .gitignore of "*" in a home directory would hide everything below.
   const rules = ["--no-config", "--no-ignore-parent", "--no-ignore-global", "--no-require-git"];
-  // --debug is the only way to learn what was ignored. An open stdin would be searched instead.
-  const flags = [...rules, "--hidden", "--sort=path", "--path-separator=/", "--debug", ...args];
+  // An open stdin would be searched instead of the directory.
+  const flags = [...rules, "--hidden", "--sort=path", "--path-separator=/", ...args];
   const options = { cwd: root, signal, killSignal: "SIGKILL" } as const;
   const child = spawn(rgPath, flags, { ...options, stdio: ["ignore", "pipe", "pipe"] });
   const failure = once(child, "error").then(([{ message }]) => `rg: ${message}`);
@@ -532,20 +535,21 @@ function leftOut(log: string): { ignored: string[]; left: string } {
   return { ignored: skipped.map(([, place = ""]) => place), left: names.size > 0 ? left : "" };
 }
 
-/** ripgrep's arguments for a walk below `full`, a real path in the root. */
-async function walk({ root }: Agent, full: string, glob?: string): Promise<string[]> {
+/** ripgrep's arguments for a walk below `full`, a real path in the root, and what it leaves out. */
+async function walk({ root }: Agent, full: string, glob?: string) {
   const below = relativeName(root, full);
   const rules: string[] = [];
   for (let at = path.dirname(full); isInside(root, at); at = path.dirname(at))
     for (const file of [".ignore", ".gitignore"].map((name) => path.join(at, name)))
       if (existsSync(file)) rules.unshift(`--ignore-file=${file}`);
   const where = [...NEVER_WALKED, "--", below === "." ? "." : `./${below}`];
-  if (!glob) return [...rules, ...where];
+  // --debug is the only way to learn what was ignored.
+  if (!glob) return { args: ["--debug", ...rules, ...where], left: "" };
   // A glob overrules the ignore rules, so what these leave out is found first, and left out again.
-  const { ignored } = await filesBelow(root, [...rules, ...where]);
+  const { ignored, left } = await filesBelow(root, ["--debug", ...rules, ...where]);
   const escaped = ignored.slice(0, 5000).map((place) => place.replace(/[*?[\]{}!\\]/g, "\\$&"));
   const globs = [glob, `${below}/${glob}`].map((g) => `--glob=${g.replace(/^(\.\/)+/, "")}`);
-  return [...rules, ...globs, ...escaped.map((place) => `--glob=!/${place}`), ...where];
+  return { args: [...rules, ...globs, ...escaped.map((p) => `--glob=!/${p}`), ...where], left };
 }
 
 /** The matching lines by file, up to the bounds; a file that has more of them says how many. */
@@ -1056,10 +1060,10 @@ export function saveSession(agent: Agent, file: string): Agent["emit"] {
   const write = (entry: object, start = "") =>
     appendFileSync(file, `${start}${JSON.stringify(entry)}\n`, { mode: 0o600 });
   mkdirSync(path.dirname(file), { recursive: true, mode: 0o700 });
-  if (!existsSync(file)) write(headerOf(agent));
   let [parentId, start] = [last, isTorn ? "\n" : ""];
   return (event) => {
     if (event.type !== "message_end") return;
+    if (!existsSync(file)) write(headerOf(agent));
     const entry = { type: "message", id: randomUUID().slice(0, 8), parentId, timestamp: now() };
     write({ ...entry, message: event.message }, start);
     [parentId, start] = [entry.id, ""];
@@ -1297,12 +1301,16 @@ function note(text: string, style: "dim" | "red" | "yellow" = "dim"): void {
 /** For people: the answer to stdout, as it comes if that is a terminal; all else to stderr. */
 export function printText(quiet: boolean): Agent["emit"] {
   const tell = quiet ? () => {} : note;
-  const started = Date.now();
-  let [shown, reply] = ["", ""];
+  let [shown, reply, started] = ["", "", 0];
   const write = (text: string) =>
     void (process.stdout.isTTY && process.stdout.write(harmless(text)));
   return (event) => {
-    if (event.type === "message_update" && event.assistantMessageEvent.type === "text_delta") {
+    if (event.type === "agent_start") {
+      started = Date.now();
+    } else if (
+      event.type === "message_update" &&
+      event.assistantMessageEvent.type === "text_delta"
+    ) {
       reply += event.assistantMessageEvent.delta;
       // What a failed attempt has shown already is not shown again.
       if (shown.startsWith(reply)) return;

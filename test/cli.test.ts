@@ -6,18 +6,14 @@ import { spawnSync } from "node:child_process";
 import {
   copyFileSync,
   lstatSync,
-  mkdirSync,
-  mkdtempSync,
   readdirSync,
   readFileSync,
-  realpathSync,
-  rmSync,
   symlinkSync,
   writeFileSync,
 } from "node:fs";
-import { tmpdir } from "node:os";
 import path from "node:path";
-import { after, test } from "node:test";
+import { test } from "node:test";
+import { temporary, write } from "./fixtures.ts";
 import {
   call,
   cutMiddle,
@@ -38,16 +34,10 @@ import { type CliOptions, MINI_PI, runCli, startCli, startCommand } from "./run-
 
 // ------------------------------------------------------------------------------- Helpers
 
-const BASE = realpathSync(mkdtempSync(path.join(tmpdir(), "mini-pi-cli-")));
-after(() => rmSync(BASE, { recursive: true, force: true }));
-
 /** A directory with these files. */
 function tree(files: Record<string, string>): string {
-  const root = mkdtempSync(path.join(BASE, "tree-"));
-  for (const [name, content] of Object.entries(files)) {
-    mkdirSync(path.dirname(path.join(root, name)), { recursive: true });
-    writeFileSync(path.join(root, name), content);
-  }
+  const root = temporary();
+  write(root, files);
   return root;
 }
 
@@ -117,6 +107,7 @@ const FILE = path.join(DIR, "a.ts");
 const WRONG: [args: string[], says: RegExp, options?: CliOptions][] = [
   [[], /--help/],
   [["no/such/dir", "q"], /no directory no\/such\/dir/],
+  [["", "q"], /no directory/],
   [[FILE, "q"], /no directory .*a\.ts/],
   [["--frobnicate", DIR, "q"], /--frobnicate.*--help/],
   [["-z", DIR, "q"], /-z.*--help/],
@@ -498,7 +489,8 @@ test("--thinking reaches the model, medium without it, and off is never more tha
   );
   await Promise.all(rows);
   // In a system message after the question, so that the cache holds, else at the top of the body.
-  const effort = (level: string) => /"effort":"(\w+)"/.exec(`${JSON.stringify(bodies.get(level))}`)?.[1];
+  const effort = (level: string) =>
+    /"effort":"(\w+)"/.exec(`${JSON.stringify(bodies.get(level))}`)?.[1];
   assert.deepEqual(levels.map(effort), EFFORTS);
 });
 
@@ -610,7 +602,7 @@ test("a model that is named without its key: one line with the variable, exit 2,
 });
 
 test("a key is never shown or kept, even when the provider repeats it, and is not tried again", async () => {
-  const session = path.join(BASE, "key.jsonl");
+  const session = path.join(temporary(), "key.jsonl");
   const refused = status(401, { message: `invalid x-api-key ${KEY}` });
   const result = await ask([refused], ["--session", session, "--json"]);
   assert.deepEqual([result.code, result.requests.length], [1, 1]);

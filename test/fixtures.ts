@@ -25,16 +25,17 @@ export function write(directory: string, tree: Tree): void {
   }
 }
 
-/** An agent about a new directory that holds these files. */
-export async function agentWith(tree: Tree, ...given: Partial<Agent>[]): Promise<Agent> {
+/** An agent about a new directory, `repo` in a directory of its own, that holds these files. */
+export async function agentWith(tree: Tree): Promise<Agent> {
   const root = join(temporary(), "repo");
   mkdirSync(root);
   write(root, tree);
-  return agentAt(root, ...given);
+  return agentAt(root);
 }
 
-export const agentAt = async (root: string, ...given: Partial<Agent>[]): Promise<Agent> =>
-  createAgent(root, Object.assign({}, await findModel("offline/search"), ...given));
+/** An agent about this directory. It needs no key, and no test here asks its model. */
+export const agentAt = async (root: string): Promise<Agent> =>
+  createAgent(root, await findModel("offline/search"));
 
 export type Answer = { text: string; isError: boolean; image: string; mimeType: string };
 
@@ -51,18 +52,29 @@ export async function call(
   for (const block of result.content)
     if (block.type === "text") answer.text += block.text;
     else Object.assign(answer, { image: block.data, mimeType: block.mimeType });
-  // What holds for every result there is.
-  assert.notEqual(answer.text.trim(), "", "no result is empty or blank");
-  assert.ok(answer.text.isWellFormed(), "no result holds half a surrogate pair");
+  // This holds for every result there is.
+  assert.notEqual(answer.text.trim(), "", `${name} gave an empty or blank result`);
+  assert.ok(answer.text.isWellFormed(), `${name} gave half a surrogate pair`);
   return answer;
 }
 
+export type Where = { path?: string; glob?: string; context?: number; ignoreCase?: boolean };
+
 export const list = (agent: Agent, path?: string, glob?: string) =>
   call(agent, "list_files", { path, glob });
-export const read = (agent: Agent, path: string, page: { offset?: unknown; limit?: unknown } = {}) =>
+export const read = (agent: Agent, path: string, page: { offset?: number; limit?: number } = {}) =>
   call(agent, "read_file", { path, ...page });
-export const search = (
-  agent: Agent,
-  pattern: string,
-  more: { path?: string; glob?: string; context?: number; ignoreCase?: boolean } = {},
-) => call(agent, "search_files", { pattern, ...more });
+export const search = (agent: Agent, pattern: string, where: Where = {}) =>
+  call(agent, "search_files", { pattern, ...where });
+
+/** The numbered lines of a page, by number. */
+export function rowsOf(text: string): Map<number, string> {
+  const rows = text.split("\n").map((row) => /^(\d+)\t([^]*)$/.exec(row) ?? []);
+  return new Map(rows.flatMap(([all, n, line = ""]) => (all ? [[Number(n), line]] : [])));
+}
+
+/** The names that a listing shows, as it shows them: without sizes, counts and notes. */
+export function namesOf(text: string): string[] {
+  const entries = text.split("\n").filter((line) => !/^(\[|\.\.\. \d)/.test(line));
+  return entries.map((line) => line.replace(/ \((?!.* \()[^"]*\)$/, ""));
+}

@@ -2,23 +2,17 @@
 // this process, through the same door as any program that embeds mini-pi; twice by the command line.
 
 import assert from "node:assert/strict";
-import { mkdirSync, mkdtempSync, readFileSync, realpathSync, rmSync, writeFileSync } from "node:fs";
-import { tmpdir } from "node:os";
+import { readFileSync } from "node:fs";
 import path from "node:path";
-import { after, test } from "node:test";
+import { test } from "node:test";
 import { createAgent, findModel, runAgent } from "../mini-pi.ts";
+import { temporary, write } from "./fixtures.ts";
 import { runCli } from "./run-cli.ts";
-
-const BASE = realpathSync(mkdtempSync(path.join(tmpdir(), "mini-pi-offline-")));
-after(() => rmSync(BASE, { recursive: true, force: true }));
 
 /** A directory with these files. */
 function tree(files: Record<string, string>): string {
-  const root = mkdtempSync(path.join(BASE, "tree-"));
-  for (const [name, content] of Object.entries(files)) {
-    mkdirSync(path.dirname(path.join(root, name)), { recursive: true });
-    writeFileSync(path.join(root, name), content);
-  }
+  const root = temporary();
+  write(root, files);
   return root;
 }
 

@@ -1,0 +1,2 @@
+// The least that any TypeScript file costs.
+export {};

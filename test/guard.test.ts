@@ -1,0 +1,786 @@
+// The first promise: nothing from outside of the directory reaches the model, whatever the model or
+// the files in the directory ask for. Every canary below is a word that no result may hold.
+
+import assert from "node:assert/strict";
+import { execFileSync, spawn } from "node:child_process";
+import { once } from "node:events";
+import { mkdirSync, rmSync, statSync, symlinkSync, writeFileSync } from "node:fs";
+import { createServer } from "node:net";
+import path from "node:path";
+import { after, test } from "node:test";
+import { insideRoot, isInside, isSecret } from "../mini-pi.ts";
+import {
+  type Answer,
+  agentAt,
+  agentWith,
+  call,
+  list,
+  read,
+  search,
+  temporary,
+  write,
+} from "./fixtures.ts";
+
+const CANARY = "kwyjibo";
+const MINI_PI = path.join(import.meta.dirname, "..", "mini-pi.ts");
+
+const base = temporary();
+const root = path.join(base, "repo");
+write(base, {
+  "repo/src/a.ts": "const answer = 42;\n",
+  "repo/src/deep/b.ts": "const other = 43;\n",
+  "repo/..hidden/x": "const dots = 44;\n",
+  "repo/...": "const more = 45;\n",
+  "repo/node_modules/lib/index.js": "const lib = 46;\n",
+  "repo-evil/secret.txt": `${CANARY} sibling\n`,
+  "outside/secret.txt": `${CANARY} outside\n`,
+  [`outside/${CANARY}-name.txt`]: `${CANARY} name\n`,
+  "outside/back": "",
+  "secret.txt": `${CANARY} parent\n`,
+  ".gitignore": "*\n",
+});
+rmSync(path.join(base, "outside/back"));
+const link = (name: string, target: string) => symlinkSync(target, path.join(base, name));
+link("alias-of-repo", "repo");
+link("outside/back", "../repo/src");
+// Links that leave the directory: file, directory, chain, relative, absolute, in the middle of a path.
+link("repo/out.txt", "../outside/secret.txt");
+link("repo/out-absolute.txt", path.join(base, "outside/secret.txt"));
+link("repo/vendor", "../outside");
+link("repo/chain1", "chain2");
+link("repo/chain2", "src/chain3");
+link("repo/src/chain3", "../../outside/secret.txt");
+link("repo/up", "..");
+link("repo/top", "/");
+link("repo/evil", "../repo-evil");
+link("repo/dangling-out", "../outside/nothing");
+// Links that stay inside, and links that lead nowhere.
+link("repo/alias.ts", "src/a.ts");
+link("repo/lib", "src");
+link("repo/lib2", "lib");
+link("repo/there-and-back", "../repo/src");
+link("repo/absolute", path.join(root, "src"));
+link("repo/src/self", ".");
+link("repo/dangling", "nothing");
+link("repo/loop", "loop");
+link("repo/ping", "pong");
+link("repo/pong", "ping");
+const agent = await agentAt(root);
+
+const TOOLS = ["list_files", "read_file", "search_files"] as const;
+/** Every tool about the same path. */
+const everyTool = (where: string, on = agent): Promise<Answer[]> =>
+  Promise.all(TOOLS.map((name) => call(on, name, argumentsOf(name, where))));
+const argumentsOf = (name: (typeof TOOLS)[number], where: string) =>
+  name === "search_files" ? { path: where, pattern: "." } : { path: where };
+
+const OUTSIDE = [
+  ...["..", "../", "../.", "../..", "../secret.txt", "../outside", "../outside/secret.txt"],
+  ...[
+    "./../outside/secret.txt",
+    "src/../../outside/secret.txt",
+    "src/../..",
+    "nothing/../../secret.txt",
+  ],
+  ...[
+    "../../../../../../../../../../etc/passwd",
+    "/etc/passwd",
+    "/etc",
+    "/",
+    "//etc/passwd",
+    "/proc/self/environ",
+  ],
+  ...[
+    "../repo-evil/secret.txt",
+    "../repo-evil",
+    `${root}-evil/secret.txt`,
+    `${root}/../outside/secret.txt`,
+  ],
+  ...[
+    base,
+    `${base}/secret.txt`,
+    `${base}/alias-of-repo/../secret.txt`,
+    `${base}/outside/secret.txt`,
+  ],
+  ...[
+    "out.txt",
+    "out-absolute.txt",
+    "vendor",
+    "vendor/",
+    "vendor/secret.txt",
+    "vendor/.",
+    "chain1",
+    "chain2",
+  ],
+  ...[
+    "src/chain3",
+    "lib/chain3",
+    "up",
+    "up/secret.txt",
+    "up/repo-evil/secret.txt",
+    "top/etc/passwd",
+    "top",
+  ],
+  ...["src/../vendor/secret.txt", "vendor/../vendor/secret.txt", "evil/secret.txt", "dangling-out"],
+  ...["dangling", "loop", "loop/x", "ping", "pong"],
+  ...["~", "~/", "~/.ssh/id_rsa", "~root/.bashrc", "$HOME/.bashrc", "%USERPROFILE%"],
+  ...[
+    "file:///etc/passwd",
+    "file:/etc/passwd",
+    "FILE:///etc/passwd",
+    "file://localhost/etc/passwd",
+    "http://127.0.0.1/x",
+  ],
+  ...[
+    "%2e%2e%2foutside%2fsecret.txt",
+    "%2e%2e/outside/secret.txt",
+    "..%2foutside/secret.txt",
+    "..%c0%af",
+  ],
+  ...["\0", "src/a.ts\0", "\0../outside/secret.txt", "../outside/secret.txt\0.ts", '"\\u0000"'],
+  ...[
+    "..\\outside\\secret.txt",
+    "src\\..\\..\\outside",
+    "\\etc\\passwd",
+    "\\\\server\\share\\x",
+    "\\\\?\\C:\\x",
+  ],
+  ...["C:\\Windows\\win.ini", "c:/Windows/win.ini", "C:", "C:secret.txt", "//server/share/x"],
+  ...[
+    '"../outside/secret.txt"',
+    '"\\u002e\\u002e/outside/secret.txt"',
+    '"/etc/passwd"',
+    '"vendor/secret.txt"',
+  ],
+  ...[
+    "․․/outside/secret.txt",
+    "．．/outside/secret.txt",
+    "..／outside／secret.txt",
+    "‥/outside/secret.txt",
+  ],
+  ...[
+    "../outside/secret.txt ",
+    " ../outside/secret.txt",
+    "../outside/secret.txt\n",
+    "@../outside/secret.txt",
+  ],
+  ...[
+    "src/a.ts/../../../outside/secret.txt",
+    `${"../".repeat(2000)}etc/passwd`,
+    `${"a/".repeat(3000)}x`,
+    "x".repeat(100_000),
+  ],
+  ...[
+    "-",
+    "--",
+    "--help",
+    "--files",
+    "--pre=cat",
+    "-f../outside/secret.txt",
+    "\ud800",
+    "src/nothing.ts",
+  ],
+];
+
+test("no form of a path leads any tool out of the directory, and each is refused in a sentence", async () => {
+  for (const where of OUTSIDE)
+    for (const { text, isError } of await everyTool(where)) {
+      const label = `${where.slice(0, 80)}: ${text}`;
+      assert.ok(isError, label);
+      assert.match(text, /outside|no path here|does not exist/, label);
+      // What the model wrote itself may be repeated, but not what stands there.
+      assert.doesNotMatch(text.replaceAll(where, ""), /kwyjibo|root:|PATH=|\n\d+[\t:]/, label);
+      assert.ok(text.length <= 1100, label);
+    }
+});
+
+test("a refusal does not tell whether there is something outside", async () => {
+  for (const [there, not] of [
+    ["../outside/secret.txt", "../outside/nothing.txt"],
+    ["../outside", "../nowhere"],
+    ["vendor/secret.txt", "vendor/nothing.txt"],
+    ["/etc/passwd", "/etc/no-such-file"],
+    ["out.txt", "dangling-out"],
+    ["up/outside/back", "up/outside/front"],
+  ] as const) {
+    const texts = async (where: string) =>
+      (await everyTool(where)).map(({ text }) => text.replaceAll(where, "PATH"));
+    assert.deepEqual(await texts(there), await texts(not), there);
+  }
+});
+
+test("a refusal says that the path points outside, and nothing of where the directory is", async () => {
+  for (const { text } of await everyTool("vendor/secret.txt")) {
+    assert.match(text, /points outside/);
+    assert.ok(!text.includes(base), text);
+  }
+});
+
+test("every form of a path that stays inside works in every tool, and is shown by its real name", async () => {
+  for (const [where, real] of [
+    ...[
+      "src/a.ts",
+      "./src/a.ts",
+      "././src//a.ts",
+      "src/../src/a.ts",
+      "src/deep/../a.ts",
+      "src/a.ts/",
+    ],
+    ...[
+      `${root}/src/a.ts`,
+      `${base}/alias-of-repo/src/a.ts`,
+      "../repo/src/a.ts",
+      "../alias-of-repo/src/a.ts",
+    ],
+    ...[
+      "alias.ts",
+      "lib/a.ts",
+      "lib2/a.ts",
+      "there-and-back/a.ts",
+      "absolute/a.ts",
+      "src/self/self/a.ts",
+    ],
+    ...[
+      "vendor/back/a.ts",
+      "up/repo/src/a.ts",
+      '"src/a.ts"',
+      '"src\\u002fa.ts"',
+      "nothing/../src/a.ts",
+    ],
+  ]
+    .map((where) => [where, "src/a.ts"])
+    .concat([
+      ["..hidden/x", "..hidden/x"],
+      ["...", "..."],
+      ["node_modules/lib/index.js", "node_modules/lib/index.js"],
+    ])) {
+    const [listed, page, found] = await everyTool(where ?? "");
+    assert.match(page?.text ?? "", /^\S+ \(1 lines?\)\n1\tconst \w+ = 4\d;$/, where);
+    assert.ok(page?.text.startsWith(`${real} (`), `${where}: ${page?.text}`);
+    assert.match(found?.text ?? "", /^\S+\n1: const \w+ = 4\d;/, where);
+    assert.ok(found?.text.startsWith(`${real}\n`), `${where}: ${found?.text}`);
+    assert.match(listed?.text ?? "", /is a file.*read_file/, where);
+  }
+  for (const where of [
+    "src",
+    "src/",
+    "./src",
+    `${root}/src/`,
+    "lib",
+    "lib2/",
+    "there-and-back",
+    "src/self",
+    "vendor/back",
+  ]) {
+    const { text, isError } = await list(agent, where);
+    assert.ok(!isError && text.includes("src/a.ts (19 bytes)"), `${where}: ${text}`);
+    assert.match((await search(agent, "answer", { path: where })).text, /^src\/a\.ts\n1: const/);
+    assert.match((await read(agent, where)).text, /src is a directory.*list_files/);
+  }
+  for (const where of ["", ".", "./", root, `${root}/`, `${base}/alias-of-repo`, "src/.."])
+    assert.match((await list(agent, where)).text, /^src\/ \(\d+ entries\)$/m, where);
+});
+
+test("a directory that is itself given by a link works, and links are measured by its real place", async () => {
+  const aliased = await agentAt(path.join(base, "alias-of-repo"));
+  assert.equal(aliased.root, root);
+  assert.match((await read(aliased, "src/a.ts")).text, /answer = 42/);
+  assert.match((await read(aliased, `${base}/alias-of-repo/lib/a.ts`)).text, /answer = 42/);
+  assert.ok((await read(aliased, "vendor/secret.txt")).isError);
+});
+
+test("a root of / has no outside, and its paths are shown without a slash before them", async () => {
+  const all = await agentAt("/");
+  const name = path.join(root, "src/a.ts").slice(1);
+  for (const where of [name, `/${name}`]) {
+    assert.ok((await read(all, where)).text.startsWith(`${name} (1 lines)`));
+    assert.match((await search(all, "answer", { path: where })).text, /1: const answer/);
+  }
+  assert.match((await list(all, path.join(root, "src"))).text, new RegExp(`^${name} `, "m"));
+});
+
+test("globs and patterns are no flags and lead nowhere else", async () => {
+  const tricks = [
+    "--pre=cat",
+    "--help",
+    "-f../secret.txt",
+    "--follow",
+    "-L",
+    "../**",
+    "../outside/*",
+    "/etc/*",
+  ];
+  const more = [
+    "vendor/**",
+    "**/secret.txt",
+    "../{outside,repo}/**",
+    "/**",
+    "**/../**",
+    `${base}/**`,
+    "--",
+    "!--follow",
+  ];
+  for (const trick of [
+    ...tricks,
+    ...more,
+    "up/**",
+    "chain1",
+    "{",
+    "[",
+    "\\",
+    "",
+    "\0",
+    "a\nb",
+    "**",
+  ]) {
+    const answers = [
+      await list(agent, ".", trick),
+      await search(agent, CANARY, { glob: trick }),
+      await search(agent, `${CANARY}|${trick}`),
+      await search(agent, trick, { context: 5 }),
+      await search(agent, trick, { path: "src", glob: trick, ignoreCase: true }),
+    ];
+    for (const { text } of answers)
+      assert.doesNotMatch(text, /kwyjibo (sibling|outside|parent)|root:|ripgrep \d|USAGE/, trick);
+  }
+});
+
+test("no walk follows a link, so links out and link cycles add nothing", async () => {
+  assert.doesNotMatch((await search(agent, ".")).text, /kwyjibo/);
+  const { text } = await list(agent, ".", "**/*");
+  assert.doesNotMatch(text, /kwyjibo|secret\.txt|self\//);
+  assert.match(text, /^src\/deep\/b\.ts$/m);
+});
+
+test("a listing keeps every link, says where it leads inside, and not where it leads outside", async () => {
+  const { text } = await list(agent);
+  for (const name of [
+    "dangling",
+    "loop",
+    "ping",
+    "pong",
+    "out.txt",
+    "vendor",
+    "up",
+    "top",
+    "dangling-out",
+    "chain1",
+  ])
+    assert.match(text, new RegExp(`^${name.replace(".", "\\.")} \\(link to nowhere\\)$`, "m"));
+  assert.match(text, /^alias\.ts \(link to src\/a\.ts\)$/m);
+  assert.match(text, /^lib2 \(link to src\)$/m);
+  assert.doesNotMatch(text, /kwyjibo|outside\//);
+});
+
+test("insideRoot gives a real path inside of the root, and never one outside", async () => {
+  assert.equal(await insideRoot({ root }, "lib2/deep/b.ts"), path.join(root, "src/deep/b.ts"));
+  assert.equal(await insideRoot({ root }, "."), root);
+  for (const where of OUTSIDE) await assert.rejects(insideRoot({ root }, where), /outside|no path/);
+});
+
+const POSIX = [
+  ["/repo", true],
+  ["/repo/", true],
+  ["/repo/a", true],
+  ["/repo/..a", true],
+  ["/repo/..a/b", true],
+  ["/repo/...", true],
+  ["/repo/a/../b", true],
+  ["/repo/a\\..\\..\\b", true],
+  ["/repo/..", false],
+  ["/", false],
+  ["/repo-evil", false],
+  ["/repo-evil/a", false],
+  ["/rep", false],
+  ["/Repo/a", false],
+  ["/repo/../repo-evil", false],
+  ["/other", false],
+] as const;
+
+const WIN32 = [
+  ["C:\\Repo", true],
+  ["C:\\Repo\\a", true],
+  ["c:\\repo\\A", true],
+  ["C:/Repo/a", true],
+  ["C:\\Repo\\..a\\b", true],
+  ["C:\\Repo\\a\\..\\b", true],
+  ["C:\\Repo\\..", false],
+  ["C:\\", false],
+  ["C:\\Repo-evil\\a", false],
+  ["C:\\Repo\\..\\Repo-evil", false],
+  ["C:\\Repo/../x", false],
+  ["D:\\Repo\\a", false],
+  ["D:\\", false],
+  ["\\\\server\\share\\Repo", false],
+  ["\\\\?\\C:\\Windows", false],
+  ["\\\\.\\CON", false],
+  ["\\\\.\\PhysicalDrive0", false],
+  ["\\\\?\\UNC\\server\\share", false],
+] as const;
+
+test("inside is decided by whole components, by the rules of the system", () => {
+  for (const [target, inside] of POSIX)
+    assert.equal(isInside("/repo", target, path.posix), inside, target);
+  assert.ok(isInside("/", "/etc", path.posix));
+  for (const [target, inside] of WIN32)
+    assert.equal(isInside("C:\\Repo", target, path.win32), inside, target);
+  // A share: case does not count, another share and another server do.
+  const share = "\\\\server\\share\\repo";
+  for (const [target, inside] of [
+    ["\\\\SERVER\\share\\Repo\\a", true],
+    ["\\\\server\\share\\repo-evil", false],
+    ["\\\\server\\other\\repo\\a", false],
+    ["\\\\other\\share\\repo\\a", false],
+    ["C:\\share\\repo", false],
+  ] as const)
+    assert.equal(isInside(share, target, path.win32), inside, target);
+  // As the guard resolves what a model may write on Windows.
+  for (const [given, inside] of [
+    ["src\\a.ts", true],
+    ["src/a.ts", true],
+    ["..\\Repo\\a", true],
+    ["..\\x", false],
+    ["..hidden\\x", true],
+    ["\\Windows", false],
+    ["/Windows", false],
+    ["D:x", false],
+    ["\\\\?\\C:\\Repo-evil", false],
+  ] as const)
+    assert.equal(
+      isInside("C:\\Repo", path.win32.resolve("C:\\Repo", given), path.win32),
+      inside,
+      given,
+    );
+});
+
+const SECRET = [
+  ...[
+    ".env",
+    ".env.local",
+    ".env.production",
+    ".ENV",
+    "sub/.env",
+    ".env.development.local",
+    ".git/config",
+  ],
+  ...[
+    ".git/objects/x",
+    "sub/.git/HEAD",
+    "sub/.git",
+    ".netrc",
+    "_netrc",
+    ".npmrc",
+    ".pypirc",
+    ".git-credentials",
+  ],
+  ...[
+    "id_rsa",
+    ".ssh/id_ed25519",
+    "id_ecdsa",
+    "id_dsa",
+    "server.pem",
+    "server.KEY",
+    "cert.p12",
+    "cert.pfx",
+    "a/b.ppk",
+  ],
+];
+const PLAIN = [
+  ...[
+    ".env.example",
+    ".env.sample",
+    ".env.template",
+    "sub/.env.example",
+    ".envrc.md",
+    "env",
+    "environment.ts",
+  ],
+  ...[
+    ".github/x.yml",
+    ".gitignore",
+    ".gitattributes",
+    "git/config",
+    "id_rsa.pub",
+    "key.ts",
+    "pem.md",
+    "monkey",
+    "npmrc",
+  ],
+  ...["src/env.ts", ".env.ts/readme", "my.git/x", "keys.json", "x.environment"],
+];
+
+test("secrets are listed as present, but no tool reads or searches them, by whatever name", async () => {
+  const tree = Object.fromEntries(
+    SECRET.filter((name) => !/^sub\/\.git$|\.ENV/.test(name)).map((name) => [
+      name,
+      `KEY=${CANARY}\n`,
+    ]),
+  );
+  const on = await agentWith({ ...tree, "a.ts": "KEY=plain\n", ".env.example": "KEY=example\n" });
+  const names = Object.keys(tree);
+  for (const [i, name] of names.entries()) {
+    assert.ok(isSecret(name), name);
+    symlinkSync(path.join(on.root, name), path.join(on.root, `innocent${i}.txt`));
+    for (const where of [
+      name,
+      `./${name}`,
+      path.join(on.root, name),
+      `innocent${i}.txt`,
+      `"${name}"`,
+    ]) {
+      const [, page, found] = await everyTool(where, on);
+      for (const answer of [page, found]) {
+        assert.ok(answer?.isError, where);
+        assert.match(answer?.text ?? "", /secret.*neither read nor searched/, where);
+      }
+    }
+    const { text } = await list(on, path.dirname(name));
+    const shown = path.dirname(name) === "." ? name : name.split("/").slice(0, 2).join("/");
+    assert.ok(text.includes(shown), `${name} is listed`);
+  }
+  for (const glob of [undefined, "*", "**/*", ".env*", "**/.git/**", ".git/**", "!*.ts", "*.pem"])
+    for (const where of [undefined, ".git", "sub", ".ssh"]) {
+      const args = { context: 3, ...(glob && { glob }), ...(where && { path: where }) };
+      for (const pattern of ["KEY", "", CANARY, ".*", "^"])
+        assert.doesNotMatch(
+          (await search(on, pattern, args)).text.replaceAll(`"${pattern}"`, ""),
+          /=kwy/,
+          `${glob} ${where}`,
+        );
+    }
+  assert.match((await read(on, ".env.example")).text, /KEY=example/);
+  assert.match(
+    (await search(on, "KEY")).text,
+    /\.env\.example\n1: KEY=example\na\.ts\n1: KEY=plain/,
+  );
+});
+
+test("what only looks like a secret is read", () => {
+  for (const name of SECRET) assert.ok(isSecret(name), name);
+  for (const name of PLAIN) assert.ok(!isSecret(name), name);
+});
+
+test("an example of an environment for one stage is an example", () => {
+  for (const name of [".env.local.example", ".env.production.sample"])
+    assert.ok(!isSecret(name), name);
+});
+
+const BEGIN = "-----BEGIN OPENSSH PRIVATE KEY-----";
+const KEYS = {
+  deploy_key: `${BEGIN}\n${CANARY}\n-----END OPENSSH PRIVATE KEY-----\n`,
+  "keys/backup.txt": `-----BEGIN RSA PRIVATE KEY-----\n${CANARY}\n`,
+  "keys/bom.txt": `\ufeff-----BEGIN PRIVATE KEY-----\n${CANARY}\n`,
+  "keys/bundle.txt": `-----BEGIN CERTIFICATE-----\nx\n-----END CERTIFICATE-----\n-----BEGIN EC PRIVATE KEY-----\n${CANARY}\n`,
+  "keys/attributes.txt": `\nBag Attributes\n    localKeyID: 01\n-----BEGIN ENCRYPTED PRIVATE KEY-----\n${CANARY}\n`,
+  "keys/dos.txt": `\r\n-----BEGIN PRIVATE KEY-----\r\n${CANARY}\r\n`,
+};
+
+test("a private key is a secret by what it holds: it is not read", async () => {
+  const on = await agentWith(KEYS);
+  for (const name of Object.keys(KEYS)) {
+    const { text, isError } = await read(on, name);
+    assert.ok(isError && /secret/.test(text), `${name}: ${text}`);
+  }
+});
+
+test("a private key is a secret by what it holds: no search of it or of the directories above shows it", async () => {
+  const on = await agentWith({ ...KEYS, "a.ts": "const a = 1;\n" });
+  for (const pattern of [CANARY, "BEGIN", "", "const|END"])
+    for (const where of [undefined, ".", "keys", ...Object.keys(KEYS)]) {
+      const { text } = await search(on, pattern, { context: 5, ...(where && { path: where }) });
+      assert.doesNotMatch(text, /[:-] kwyjibo/, `${pattern} in ${where}`);
+    }
+  assert.match((await search(on, "const")).text, /^a\.ts\n1: const a = 1;/);
+});
+
+test("a search that passes secrets over says so when it finds nothing", async () => {
+  const on = await agentWith({
+    ".env": `KEY=${CANARY}\n`,
+    "a.ts": "const a = 1;\n",
+    ".git/config": "[core]\n",
+  });
+  const { text } = await search(on, "KEY");
+  assert.match(text, /No match/);
+  assert.match(text, /secret/i);
+  // The same words whatever they hold, or a search would tell a secret letter by letter.
+  assert.equal((await search(on, "KEY=q")).text, text);
+  const { text: git } = await search(on, "core", { path: ".git" });
+  assert.match(
+    git,
+    /secret|not searched|neither/i,
+    "a directory of secrets is refused, not searched in vain",
+  );
+});
+
+// ─── Rules that a repository brings ────────────────────────────────────────────────────────────
+
+for (const name of [".gitignore", ".ignore", ".rgignore", "sub/.gitignore", ".git/info/exclude"])
+  test(`a ${name} that links to a file outside tells no line of that file`, async () => {
+    const on = await agentWith({
+      "secret-1.log": "x\n",
+      "sub/secret-2.log": "y\n",
+      "sub/deep/a.ts": "z\n",
+      ".git/info/x": "",
+    });
+    write(path.dirname(on.root), {
+      rules: `secret-*.log\n[${CANARY}\n{${CANARY}\n/**/secret-?.l[o]g\n`,
+    });
+    symlinkSync(path.join(on.root, "../rules"), path.join(on.root, name));
+    for (const where of [".", "sub", "sub/deep"])
+      for (const { text } of [
+        await search(on, "zzz", { path: where }),
+        await search(on, "zzz", { path: where, glob: "*.log" }),
+        await search(on, "[", { path: where }),
+        await list(on, where, "*"),
+        await list(on, where, "*.none"),
+        await read(on, `${where}/missing`),
+      ])
+        assert.doesNotMatch(text, /kwyjibo|secret-[*?]/, `below ${where}`);
+  });
+
+test("the rules that git keeps outside of the directory tell nothing", async () => {
+  const on = await agentWith({ ".git": "gitdir: ../gitdir\n", "secret-1.log": "x\n" });
+  write(path.dirname(on.root), {
+    "gitdir/info/exclude": "secret-*.log\n",
+    "gitdir/commondir": ".\n",
+    "gitdir/HEAD": "ref: x\n",
+  });
+  for (const { text } of [await search(on, "zzz"), await list(on, ".", "*"), await search(on, "x")])
+    assert.doesNotMatch(text, /secret-\*/);
+});
+
+test("rules that are broken, a directory or endless do no harm to a search", async () => {
+  const bad = { "src/a.ts": "needle\n", "src/[b].ts": "needle\n" };
+  for (const [kind, make] of [
+    ["broken", (file: string) => writeFileSync(file, "[\n{\n\\\n***\n!\n/\n[z-a]\n\0\n\xff\n")],
+    ["a directory", (file: string) => mkdirSync(file)],
+    ["a dangling link", (file: string) => symlinkSync("nothing", file)],
+    ["a link to itself", (file: string) => symlinkSync(".gitignore", file)],
+  ] as const) {
+    const on = await agentWith(bad);
+    make(path.join(on.root, ".gitignore"));
+    for (const where of [".", "src"]) {
+      assert.match(
+        (await search(on, "needle", { path: where })).text,
+        /src\/\[b\]\.ts\n1: needle/,
+        kind,
+      );
+      const { text, isError } = await search(on, "absent", { path: where });
+      assert.ok(!isError && /^No match in \d/.test(text), `${kind}, below ${where}: ${text}`);
+      assert.match((await list(on, where, "*.ts")).text, /^src\/a\.ts$/m, kind);
+    }
+  }
+});
+
+test("rules that block for good (a FIFO) end with the call, and leave no process behind", async () => {
+  const on = await agentWith({ "src/a.ts": "needle\n" });
+  execFileSync("mkfifo", [path.join(on.root, ".gitignore")]);
+  for (const [name, args] of [
+    ["search_files", { pattern: "needle", path: "src" }],
+    ["search_files", { pattern: "needle", glob: "*.ts" }],
+    ["list_files", { glob: "*" }],
+    ["read_file", { path: "missing.ts" }],
+  ] as const) {
+    const script = `const { createAgent, findModel, runTool } = await import(${JSON.stringify(MINI_PI)});
+      const agent = await createAgent(${JSON.stringify(on.root)}, await findModel("offline/search"));
+      const call = { type: "toolCall", id: "1", name: "${name}", arguments: ${JSON.stringify(args)} };
+      console.log((await runTool(agent, call, AbortSignal.timeout(500))).isError);`;
+    const flags = ["--input-type=module", "-e", script];
+    const child = spawn(process.execPath, flags, {
+      timeout: 10_000,
+      stdio: ["ignore", "ignore", "inherit"],
+    });
+    const [code] = await once(child, "exit");
+    assert.equal(code, 0, `${name} ${JSON.stringify(args)} kept the process alive`);
+  }
+});
+
+// ─── Special files ─────────────────────────────────────────────────────────────────────────────
+
+test("a FIFO, a socket, a device and links to them are refused at once and stop nothing", async () => {
+  const on = await agentWith({ "a.ts": "needle\n", "z.ts": "needle\n" });
+  const at = (name: string) => path.join(on.root, name);
+  execFileSync("mkfifo", [at("pipe"), at("README.md")]);
+  const server = createServer().listen(at("socket"));
+  after(() => server.close());
+  await once(server, "listening");
+  const special = ["pipe", "README.md", "socket"];
+  try {
+    execFileSync("mknod", [at("zero"), "c", "1", "5"], { stdio: "ignore" });
+    special.push("zero");
+  } catch {
+    // Only root may make a device.
+  }
+  symlinkSync("pipe", at("to-pipe"));
+  for (const name of [...special, "to-pipe"]) {
+    const start = Date.now();
+    const [, page, found] = await everyTool(name, on);
+    for (const answer of [page, found]) {
+      assert.ok(answer?.isError, name);
+      assert.match(answer?.text ?? "", /no regular file/, name);
+    }
+    assert.ok(Date.now() - start < 1000, name);
+  }
+  const { text } = await list(on);
+  for (const name of special)
+    assert.match(text, new RegExp(`^${name.replace(".", "\\.")} \\(no regular file\\)$`, "m"));
+  assert.match(text, /^to-pipe \(link to pipe\)$/m);
+  assert.equal((await search(on, "needle")).text, "a.ts\n1: needle\nz.ts\n1: needle");
+});
+
+/** Runs as a user that has no rights of its own. Root may read all, so it steps down for that long. */
+async function unprivileged(run: () => Promise<void>): Promise<void> {
+  if (process.geteuid?.() !== 0) return run();
+  process.seteuid?.(65534);
+  try {
+    await run();
+  } finally {
+    process.seteuid?.(0);
+  }
+}
+
+test("what may not be read is said to be so, and everything else is still found", async () => {
+  const on = await agentWith({
+    "a/x.ts": "needle\n",
+    "c/x.ts": "needle\n",
+    "f/x.ts": "needle\n",
+    "e.ts": "needle\n",
+    "g.ts": "needle\n",
+  });
+  const at = (name: string) => path.join(on.root, name);
+  execFileSync("chmod", ["755", path.dirname(on.root), on.root]);
+  execFileSync("chmod", ["000", at("c"), at("e.ts")]);
+  await unprivileged(async () => {
+    const { text } = await list(on);
+    assert.match(text, /^c\/ \(may not be read\)$/m);
+    assert.match(text, /^e\.ts \(7 bytes\)$/m);
+    for (const { text, isError } of await everyTool("e.ts", on)) {
+      assert.ok(isError);
+      assert.match(text, /permission|may not be read|is a file/i);
+    }
+    for (const { text, isError } of await everyTool("c", on))
+      assert.ok(isError || /may not be read/.test(text), text);
+    assert.ok((await read(on, "c/x.ts")).isError);
+    const found = await search(on, "needle");
+    assert.ok(!found.isError);
+    assert.match(found.text, /^a\/x\.ts\n1: needle\nf\/x\.ts\n1: needle\ng\.ts\n1: needle\n\[/);
+    const note = found.text.slice(found.text.indexOf("\n["));
+    assert.match(note, /read/);
+    for (const name of ["c", "e.ts"]) assert.match(note, new RegExp(`[ :]${name}\\b`), name);
+    const none = await search(on, "absent");
+    assert.ok(!none.isError, none.text);
+    assert.match(none.text, /^No match in 3 files[^]*\n\[.*read.*e\.ts/);
+    const walked = (await list(on, ".", "*.ts")).text;
+    assert.match(walked, /^a\/x\.ts\ne\.ts\nf\/x\.ts\ng\.ts\n\[.*\bc\b/);
+  });
+  execFileSync("chmod", ["755", at("c")]);
+  assert.equal(statSync(at("c")).mode & 0o777, 0o755);
+});
+
+test("a message keeps the model's own words, even where they hold the path of the directory", async () => {
+  const inner = `copy${root}/src`;
+  write(root, { [`${inner}/only-here.ts`]: "x\n" });
+  after(() => rmSync(path.join(root, "copy"), { recursive: true }));
+  assert.match((await read(agent, "only-here.js")).text, new RegExp(`${inner}/only-here\\.ts`));
+  assert.match((await read(agent, `${inner}/absent.ts`)).text, new RegExp(`^${inner}/absent\\.ts`));
+});
