@@ -326,10 +326,11 @@ function resultOf(call: ai.ToolCall, output: ToolOutput, isError = false): Resul
   return { ...base, timestamp: Date.now(), details: output.shown && { shown: output.shown } };
 }
 
-/** Whether the same call was made before and its result still stands in the conversation. */
+/** Whether the same call was made since the user spoke, and its result still stands. */
 function wasMade({ messages, trimmed }: Agent, call: ai.ToolCall): boolean {
   const key = (c: ai.ToolCall) => JSON.stringify([c.name, c.arguments]);
-  const calls = repliesIn(messages).flatMap(callsIn);
+  const spoken = messages.findLastIndex((m) => m.role === "user");
+  const calls = repliesIn(messages.slice(spoken + 1)).flatMap(callsIn);
   const before = calls.slice(0, calls.indexOf(call)).filter((c) => key(c) === key(call));
   return before.some(({ id }) => {
     const at = messages.findIndex((m) => m.role === "toolResult" && m.toolCallId === id);
@@ -373,7 +374,10 @@ function textIn(message?: ai.Message): string {
  * `messages`, which can be continued whatever happened: each call has its result.
  */
 export async function runAgent(agent: Agent, question: string): Promise<Outcome> {
-  const signal = AbortSignal.any([agent.signal, AbortSignal.timeout(agent.limits.ms)]);
+  const signal = AbortSignal.any([
+    agent.signal,
+    AbortSignal.timeout(Math.min(agent.limits.ms, MAX_MS) | 0),
+  ]);
   const run: Run = { from: agent.messages.length, started: Date.now(), signal };
   agent.emit({ type: "agent_start" });
   agent.queue.unshift(question);
@@ -411,6 +415,7 @@ export async function runAgent(agent: Agent, question: string): Promise<Outcome>
     }
   }
 }
+const MAX_MS = 2 ** 31 - 1;
 const LAST_CALL = "Answer now, from what you have seen; no more tools.";
 const CUT_CALL = "Not run: your reply was cut off at the output limit. Make a shorter one.";
 const GO_ON = "You were cut off. Go on exactly where you stopped, and repeat nothing.";
@@ -802,7 +807,8 @@ async function ask(agent: Agent, run: Run, toolChoice: ai.ToolChoice) {
     http.retryAfter = response.headers.get("retry-after") ?? "";
     return response;
   };
-  const reasoning = agent.thinking === "off" || !model.reasoning ? undefined : agent.thinking;
+  const level = ai.clampThinkingLevel(model, agent.thinking);
+  const reasoning = level === "off" ? undefined : level;
   const options = { signal, sessionId, toolChoice, reasoning, maxRetries: 0, fetch: manual };
   const stream = agent.stream(model, context, options);
   let events = 0;
@@ -870,7 +876,7 @@ function explain({ model, keyName }: Agent, reply: Reply, { status, retryAfter }
   let said = typeof inner === "string" ? error.slice(0, at) + inner : error;
   for (const [name, key = ""] of Object.entries(process.env))
     if (/KEY|TOKEN|SECRET/.test(name) && key.length > 7) said = said.replaceAll(key, `$${name}`);
-  said = cut(said.replace(/<[^>]*>|\s+/g, " ").trim(), 400);
+  said = cut(said.replace(/<[^>]*>|\s+/g, " ").replace(/[. ]+$/, ""), 400);
   const advice = ADVICE.find(([about]) => about.test(`${status} ${said}`))?.[1] ?? "";
   const wait = retryAfter && ` (the server asks to wait: ${retryAfter})`;
   const where = `${model.provider}/${model.id} at ${URL.parse(model.baseUrl)?.host}`;
@@ -932,14 +938,13 @@ export async function checkSources(agent: Agent, answer: string): Promise<Source
   const ledger = ledgerOf(agent.messages);
   const sources: Source[] = [];
   for (const cited of findCitations(answer).slice(0, 200)) {
-    const name = await citedFile(agent.root, ledger, cited.path);
+    const [name, another] = await citedFiles(agent.root, ledger, cited.path);
     // "TCP/IP:80" has the form of a citation, but nobody misses the file.
     if (!name && !EXTENSION.test(cited.path)) continue;
-    const wrong = name ? await whyWrong(agent.root, name, cited) : "no such file";
+    const none = another ? "several files have this name" : "no such file";
+    const wrong = name && !another ? await whyWrong(agent.root, name, cited) : none;
     const lines = new Set(ledger[name ?? ""]?.flatMap(([from, to]) => range(from, to)));
-    const seen = range(cited.from, Math.min(cited.to, cited.from + 10_000)).every((n) =>
-      lines.has(n),
-    );
+    const seen = !wrong && range(cited.from, cited.to).every((line) => lines.has(line));
     const state = wrong ? "wrong" : seen ? "seen" : "exists";
     sources.push({ ...cited, state, reason: wrong || (seen ? "" : "never shown to the model") });
   }
@@ -960,31 +965,29 @@ function ledgerOf(messages: ai.Message[]): Lines {
   return ledger;
 }
 
-/** The file that is meant: at that path, or the only one whose path ends so. */
-async function citedFile(root: string, ledger: Lines, cited: string): Promise<string | undefined> {
+/** The file that is meant: at that path, or those whose path ends so, or after a space in a name. */
+async function citedFiles(root: string, ledger: Lines, cited: string): Promise<string[]> {
   const real = await realPath(path.resolve(root, cited));
-  if (real && isInside(root, real)) return relativeName(root, real);
-  const ends = (file: string) => `/${file}`.endsWith(`/${cited}`);
+  if (real && isInside(root, real)) return [relativeName(root, real)];
+  const ends = (file: string) =>
+    file.endsWith(cited) && /[/ ]/.test(file.at(-cited.length - 1) ?? "");
   const seen = Object.keys(ledger).filter(ends);
-  const files =
-    seen.length > 0 ? seen : (await filesBelow(root, [...NEVER_WALKED, "--", "."])).files;
-  const [name, another] = files.filter(ends);
-  return another === undefined ? name : undefined;
+  if (seen.length > 0) return seen;
+  return (await filesBelow(root, [...NEVER_WALKED, "--", "."])).files.filter(ends);
 }
 
 /** Why a citation of an existing file is wrong, or "". */
-function whyWrong(root: string, name: string, { from, to, code = "" }: Citation): Promise<string> {
+function whyWrong(root: string, name: string, { from, to, code }: Citation): Promise<string> {
   const look = async (file: fs.FileHandle, head: string) => {
-    const { total } = await pageOf(
-      chunksOf(file, name, head, AbortSignal.timeout(TOOL_MS)),
-      Number.POSITIVE_INFINITY,
-      0,
-    );
-    if (from < 1 || to < from || to > total) return `the file has ${total} lines`;
+    const chunks = chunksOf(file, name, head, AbortSignal.timeout(TOOL_MS));
+    const page = await pageOf(chunks, Math.max(1, from - 2), code ? WHOLE_BYTES : 0);
+    if (from < 1 || to < from || to > page.total) return `the file has ${page.total} lines`;
     const plain = (line: string) => line.replace(/^\s*\d+[\t:]|\s+/g, " ").trim();
-    const lines = new Set(`${code && (await bytesOf(file, WHOLE_BYTES))}`.split("\n").map(plain));
+    const quoted = (code ?? "").split("\n").map(plain);
+    const near = decode(page.bytes).text.split("\n", 5 + Math.max(to - from, quoted.length));
+    const lines = new Set(near.map(plain));
     const isThere = (line: string) => line.length < 4 || /\.\.\.|…/.test(line) || lines.has(line);
-    return code.split("\n").map(plain).every(isThere) ? "" : "the quoted code is not there";
+    return quoted.every(isThere) ? "" : "the quoted code is not there";
   };
   return withFile(path.join(root, name), name, look).catch(({ message }) => message);
 }
@@ -992,39 +995,59 @@ function whyWrong(root: string, name: string, { from, to, code = "" }: Citation)
 /** The citations in a text, in all the forms that models write. Code and addresses hold none. */
 export function findCitations(text: string): Citation[] {
   const key = ({ path, from, to }: Citation) => `${path}:${from}-${to}`;
-  const found = new Map(citationsIn(text.replace(FENCE, "$1")).map((cited) => [key(cited), cited]));
-  for (const { 1: info = "", 3: code, index } of text.matchAll(FENCE)) {
-    const line = text.slice(0, index).trimEnd().split("\n").at(-1) ?? "";
-    const [cited, another] = citationsIn(/\d[`*)\]:：\s]*$/.test(line) ? `${line} ${info}` : info);
-    if (cited && !another) found.set(key(cited), { ...cited, code });
+  const { prose, blocks } = withoutCode(text);
+  const found = new Map(citationsIn(prose).map((cited) => [key(cited), cited]));
+  for (const { before, info, code } of blocks) {
+    const [cited, another] = citationsIn(/\d[`*)\]:：\s]*$/.test(before) ? before + info : info);
+    if (cited && !another) found.set(key(cited), { ...cited, code: `${code.join("\n")}\n` });
   }
   return [...found.values()];
 }
-const FENCE = /^([ >]*(`{3,}|~{3,}).*\n)([\s\S]*?)^[ >]*\2[`~ \t]*$/gm;
+
+/** A text without its fenced blocks, and these, each with the lines that introduce it. */
+function withoutCode(text: string) {
+  const blocks: { before: string; info: string; code: string[] }[] = [];
+  const prose: string[] = [];
+  let [fence, before] = ["", ""];
+  for (const line of text.split("\n")) {
+    const [, mark = "", info = ""] = /^[ >]*(`{3,}|~{3,})(.*)$/.exec(line) ?? [];
+    if (!fence) prose.push(line);
+    if (!fence && mark) blocks.push({ before, info, code: [] });
+    else if (fence && !(mark.startsWith(fence) && !info.trim())) blocks.at(-1)?.code.push(line);
+    else if (line.trim()) before = fence ? "" : `${line} `;
+    if (mark && (!fence || (mark.startsWith(fence) && !info.trim()))) fence = fence ? "" : mark;
+  }
+  return { prose: prose.join("\n"), blocks };
+}
 
 function citationsIn(prose: string): Citation[] {
-  const text = prose.replace(/\b[a-z][a-z\d+.-]*:\/\/[^\s)>\]]+/gi, "");
-  const found = FORMS.flatMap((form) => [...text.matchAll(form)]).sort((a, b) => a.index - b.index);
-  return found.flatMap(({ groups: { file = "", lines = "" } = {} }) => {
-    const path = file.replaceAll("\\", "/").replace(/^(\.\/)+|^\p{sc=Han}+(?=[\w.]*\w)/gu, "");
-    const isFile =
-      path.includes("/") || /^([A-Z]\w*file|[A-Z]{4,})$/.test(path) || EXTENSION.test(path);
-    if (!isFile || /^[\w.-]+\.(com|org|net|io|dev|local|internal)$/.test(path)) return [];
-    return lines.split(/[,，、]/).map((range) => {
-      const [from = 0, to = from] = range.match(/\d+/g)?.map(Number) ?? [];
-      return { path, from, to };
-    });
+  let rest = prose.replace(/\b[a-z][a-z\d+.-]{0,20}:\/\/[^\s)>\]]+/gi, "");
+  const found = FORMS.flatMap((form) => {
+    const all = [...rest.matchAll(form)];
+    rest = rest.replace(form, (match) => " ".repeat(match.length));
+    return all;
   });
+  return found
+    .sort((a, b) => a.index - b.index)
+    .flatMap(({ groups: { file = "", lines = "" } = {} }) => {
+      const path = file.replaceAll("\\", "/").replace(/^(\.\/)+|^\p{sc=Han}+(?=\w)/gu, "");
+      const isFile =
+        path.includes("/") || /^([A-Z]\w*file|[A-Z]{4,})$/.test(path) || EXTENSION.test(path);
+      if (!isFile || /^[\w.@-]+\.(com|org|net|io|dev|local|internal)$/.test(path)) return [];
+      return lines.split(/[,，、]/).map((range) => {
+        const [from = 0, to = from] = range.match(/\d+/g)?.map(Number) ?? [];
+        return { path, from, to };
+      });
+    });
 }
 const LETTER = String.raw`[\p{L}\p{N}_@.+$~/\\-]`;
 const BRACKETS = String.raw`\[[\p{L}\p{N}_.-]+\](?=[/.])|\([\p{L}\p{N}_-]+\)(?=/)`;
-const CITED_FILE = `(?<!${LETTER})(?<file>(?:${LETTER}|${BRACKETS})+)`;
+const CITED_FILE = `(?<!${LETTER})(?<file>(?:${LETTER}|${BRACKETS}){1,300})`;
 const NUMBER = String.raw`L?\d{1,7}`;
-const RANGE = `${NUMBER}(?:[-–—~]${NUMBER}| ?[至到] ?${NUMBER})?`;
+const RANGE = `${NUMBER}(?:[-–—~]${NUMBER}| ?(?:to|[至到]) ?${NUMBER})?`;
 const CITED_LINES = `(?<lines>${RANGE}(?:[,，、]${RANGE})*)`;
 const FORMS = [
   'FILE[`*"”’)\\]]{0,3}[:：]LINES',
-  "`(?<file>[^`\n:]+ [^`\n:]*)`?:LINES",
   "FILE#LINES",
   'FILE[`*"”)]{0,3}[,，]? ?[(（]?(?:at |on |的 ?)?(?:[Ll]ines?|第) ?LINES',
   '[Ll]ines? LINES (?:of|in|from) [`*"“([]{0,3}FILE',
@@ -1057,8 +1080,16 @@ export function loadSession(root: string, file: string) {
 export function saveSession(agent: Agent, file: string): Agent["emit"] {
   const { messages, id = agent.id, last = null, isTorn } = loadSession(agent.root, file);
   Object.assign(agent, { messages, id });
-  const write = (entry: object, start = "") =>
-    appendFileSync(file, `${start}${JSON.stringify(entry)}\n`, { mode: 0o600 });
+  let isKept = true;
+  const write = (entry: object, start = "") => {
+    const line = `${start}${JSON.stringify(entry)}\n`;
+    try {
+      if (isKept) appendFileSync(file, line, { mode: 0o600 });
+    } catch (error) {
+      isKept = false;
+      note(`The conversation is not kept: ${error}`, "yellow");
+    }
+  };
   mkdirSync(path.dirname(file), { recursive: true, mode: 0o700 });
   let [parentId, start] = [last, isTorn ? "\n" : ""];
   return (event) => {
@@ -1095,7 +1126,7 @@ class UserError extends Error {}
 const GOOD_MODELS = [
   /^global\.anthropic\.claude-sonnet-5-5$|^(anthropic\/)?claude-sonnet-5[.-]5$|^gpt-6\.2-sol$/,
   /^gemini-4-hydrogen$|deepseek-(v4[.p]1-)?flash$|^grok-4\.7$|^mistral-large-latest$/i,
-  /kimi-(k3\.1-pro|for-coding)$|^qwen3\.8-max$|glm-5[.p]3$|minimax-m3$|^mimo-v2\.6-pro$/i,
+  /kimi-(k3\.1-pro|for-coding)$|^qwen3\.8-max$|glm-5[.p]3(-flash)?$|minimax-m3$|^mimo-v2\.6-pro$/i,
   /^muse-spark-1\.3$|gpt-oss-120b$|^ling-2\.6-1t$/i,
 ];
 /** The order in which a key is looked for. Keys of the last ones are often there for other uses. */
@@ -1118,24 +1149,39 @@ type Choice = Pick<Agent, "model" | "stream" | "keyName">;
 export async function findModel(name?: string, baseUrl?: string): Promise<Choice> {
   const models = builtinModels();
   models.setProvider(offlineProvider());
-  const wanted = name ?? (await firstWithKey(models));
-  const slash = wanted.indexOf("/");
-  const exact = models.getModel(wanted.slice(0, slash), wanted.slice(slash + 1));
-  const named = exact ?? defaultModel(models, wanted);
-  const known = named ?? models.getModels().find(({ id }) => id === name);
+  if (baseUrl && !URL.canParse(baseUrl)) throw new UserError(`--base-url ${baseUrl} is no URL`);
+  const known =
+    name === undefined ? await firstWithKey(models) : await namedModel(models, name, baseUrl);
   if (!known && !baseUrl) throw new UserError(`there is no model ${name}: see --list-models`);
-  const model = known ?? localModel(models, wanted, baseUrl);
+  if (baseUrl && !name && known?.provider === "offline")
+    throw new UserError("name the model of the server with --model");
+  const model = known ?? localModel(models, name ?? "", baseUrl);
   const { provider } = model;
   const auth = await models.checkAuth(provider);
-  if (!auth) throw new UserError(`no key for ${provider}: set ${await keyNames(models, provider)}`);
+  const keys = await keyNames(models, provider);
+  if (!auth && !keys) throw new UserError(`${provider} needs a login that mini-pi does not have`);
+  if (!auth) throw new UserError(`no key for ${provider}: set ${keys}`);
   const stream: Agent["stream"] = (...request) => models.streamSimple(...request);
   return { model: baseUrl ? { ...model, baseUrl } : model, stream, keyName: auth.source ?? "" };
 }
 
-async function firstWithKey(models: ai.Models): Promise<string> {
-  for (const id of providerOrder(models))
-    if (defaultModel(models, id) && (await models.checkAuth(id).catch(() => undefined))) return id;
-  return "offline";
+/** By "provider/id" or the provider alone; by the id alone, where a key is, unless it is local. */
+async function namedModel(models: ai.Models, name: string, baseUrl?: string) {
+  const slash = name.indexOf("/");
+  const exact = models.getModel(name.slice(0, slash), name.slice(slash + 1));
+  const usual = exact ?? defaultModel(models, name);
+  if (usual || baseUrl) return usual;
+  const hosts = providerOrder(models).flatMap((id) => models.getModel(id, name) ?? []);
+  for (const model of hosts) if (await models.checkAuth(model.provider)) return model;
+  return hosts[0];
+}
+
+async function firstWithKey(models: ai.Models): Promise<Model | undefined> {
+  for (const id of providerOrder(models)) {
+    const model = defaultModel(models, id);
+    if (model && (await models.checkAuth(id).catch(() => undefined))) return model;
+  }
+  return undefined;
 }
 
 /** The variables that may hold a provider's key: it is asked, and what it asks for is noted. */
@@ -1196,44 +1242,65 @@ function searchReply(messages: ai.Message[], last: boolean): Reply {
   const found = since.filter((m) => m.role === "toolResult" && !m.isError);
   const results = (tool: string) =>
     found.flatMap((m) => (m.role === "toolResult" && m.toolName === tool ? textIn(m) : []));
-  const words = wordsOf(textIn(since[0]));
-  const any = `(?:${words.join("|")})`;
-  const patterns = words.length > 0 ? [...words, `${any}.*${any}`, DEFINES + any] : [];
-  const search = (pattern: string) =>
-    ai.fauxToolCall("search_files", { pattern, ignoreCase: true });
+  const question = textIn(since[0]);
+  const words = wordsOf(question);
   const hits = results("search_files").flatMap(hitsIn);
   const places = hits.length > 0 ? bestPlaces(hits, words) : introductions(results("list_files"));
-  const read = places.map((place) => ai.fauxToolCall("read_file", { ...place, limit: 14 }));
-  const turns = [[ai.fauxToolCall("list_files", {}), ...patterns.map(search)], read];
+  const turns = [firstCalls(question, words), places.map((place) => readCall(place))];
   const calls = last ? [] : (turns[repliesIn(since).length] ?? []);
   if (calls.length > 0) return ai.fauxAssistantMessage(calls, { stopReason: "toolUse" });
   const passages = results("read_file").map(quote);
   const about = passages.length > 0 ? "What the directory says of itself:" : NO_README;
   const none = words.length > 0 ? `Nothing here matches ${words.join(", ")}. ${about}` : about;
-  const start = hits.length > 0 ? `Where ${words.join(", ")} can be found:` : none;
+  const met = words.filter((word) => hits.some((hit) => matches(hit, word)));
+  const start = met.length > 0 ? `Where ${met.join(", ")} can be found:` : none;
   return ai.fauxAssistantMessage([start, ...passages, `(${OFFLINE})`].join("\n\n"));
 }
-const NO_README = "The directory has no README and no manifest.";
+
+/** Ids that are the same in each run; the loop makes them unique. */
+const callOf = (name: string, args: ai.JsonObject) => ai.fauxToolCall(name, args, { id: name });
+const readCall = (place: { path: string; offset?: number }) =>
+  callOf("read_file", { ...place, limit: 14 });
+
+/** Files that are named, each word, two of them in a line, definitions, and files named so. */
+function firstCalls(question: string, words: string[]): ai.ToolCall[] {
+  const named = question.match(/[\w./-]+\.[a-z]\w{0,4}(?=$|[^\w(])/g) ?? [];
+  const search = (pattern: string, where = {}) =>
+    callOf("search_files", { pattern, ignoreCase: true, ...where });
+  const any = oneOf(words);
+  const searches = [...words.map((word) => search(oneOf([word]))), search(`${any}.*${any}`)];
+  const telling = [search(DEFINES + any), search(any, { glob: `*{${words.join(",")}}*` })];
+  const all = words.length > 0 ? [...searches, ...telling] : [];
+  return [callOf("list_files", {}), ...named.map((path) => readCall({ path })), ...all];
+}
+
+/** A pattern for one of the words. */
+const oneOf = (words: string[]) => `(?:${words.join("|").replaceAll("$", "\\$")})`;
+const NO_README = "There is no README or manifest.";
 const KINDS = "function|class|def|fn|func|interface|type|struct|enum|trait|const|let|var";
 const DEFINES = `\\b(?:${KINDS})\\s+\\w*`;
 
 /** The telling words of a question: identifiers as they are, plain words without their ending. */
 function wordsOf(question: string): string[] {
-  const words = new Intl.Segmenter("zh", { granularity: "word" }).segment(question);
-  const tokens = [...words].flatMap(({ segment }) => segment.match(/[\p{L}\p{N}_]{2,}/gu) ?? []);
-  const isLong = (word: string) => word.length > 2 || /\p{sc=Han}/u.test(word);
-  const telling = tokens.filter((word) => isLong(word) && !STOP.has(word.toLowerCase()));
-  const stems = telling.map((word) => word.replace(/^([a-z]{3,}?)(ies|ing|ed|s)$/, "$1"));
-  return [...new Set(stems)].slice(0, 6);
+  const tokens = question.match(/\p{sc=Han}+|[\p{L}\p{N}_$]+/gu) ?? [];
+  // Chinese is written without spaces: of what particles leave, every two characters may be a word.
+  const pairs = (han: string) => Array.from(han.slice(1), (character, i) => han[i] + character);
+  const words = tokens.flatMap((token) => {
+    if (/\p{sc=Han}/u.test(token)) return token.split(PARTICLES).flatMap(pairs);
+    return token.length > 2 && !STOP.has(token.toLowerCase()) ? token : [];
+  });
+  const stems = words.map((word) => word.replace(/^([a-z]{3,}?)(ies|ing|ed|s)$/, "$1"));
+  return [...new Set(stems)].slice(0, 8);
 }
+const PARTICLES =
+  /什么|哪里|哪儿|怎么|如何|为何|这个|那个|项目|代码|文件|处理|实现|函数|请问|介绍|一下|[的是在了吗做被和与把有我你它]/;
 const STOP = new Set(
   `about and are called can checked code codebase codes come computed created define defined
   describe does done explain file files find for from function functions get give handle handled
   happen happens have how implement implemented into its library list located made make mean module
   modules must not package place please program project purpose repo repository set show shows tell
   that the them there these they thing things this tool use used uses using what when where which
-  who why will with work works you your 什么 哪里 怎么 如何 为什么 这个 项目 代码 文件 处理 实现
-  函数 请问 介绍`.split(/\s+/),
+  who why will with work works you your`.split(/\s+/),
 );
 
 type Hit = { file: string; line: number; text: string };
@@ -1247,21 +1314,22 @@ function hitsIn(result: string): Hit[] {
   });
 }
 
-/** The three places where most words meet. Rare words and definitions count more, prose less. */
+const matches = ({ file, text }: Hit, word: string) =>
+  `${file} ${text}`.toLowerCase().includes(word.toLowerCase());
+
+/** The three places where most words meet; rare ones, definitions and file names count more. */
 function bestPlaces(hits: Hit[], words: string[]) {
-  const has = ({ file, text }: Hit, word: string) => `${file} ${text}`.toLowerCase().includes(word);
-  const count = (word: string) => hits.filter((hit) => has(hit, word)).length;
-  const rare = words
-    .map((w) => w.toLowerCase())
-    .map((word) => ({ word, n: 1 + 200 / count(word) }));
-  const defines = new RegExp(`${DEFINES}(?:${words.join("|")})`, "i");
+  const count = (word: string) => hits.filter((hit) => matches(hit, word)).length;
+  const weights = new Map(words.map((word) => [word, Math.log(1 + 200 / count(word))]));
   const isNear = (a: Hit, b: Hit) => a.file === b.file && Math.abs(a.line - b.line) < 12;
   const score = (hit: Hit) => {
     const near = hits.filter((other) => isNear(hit, other));
-    const met = rare.filter(({ word }) => near.some((other) => has(other, word)));
-    const aside = /test|spec|docs?\/|\.(md|lock|json|map)$|\.min\.|\.d\.ts$/i.test(hit.file);
-    const sum = met.reduce((total, { n }) => total + Math.log(n), 0);
-    return sum * (defines.test(hit.text) ? 1.5 : 1) * (aside ? 0.4 : 1);
+    const met = words.filter((word) => near.some((other) => matches(other, word)));
+    const sum = met.reduce((total, word) => total + (weights.get(word) ?? 0), 0);
+    const defined = new RegExp(DEFINES + oneOf(words), "i").test(hit.text) ? 1.5 : 1;
+    const named = new RegExp(`${oneOf(words)}[^/]*$`, "i").test(hit.file) ? 1.5 : 1;
+    const prose = /test|spec|docs?\/|\.(md|lock|json|map)$|\.min\.|\.d\.ts$/i.test(hit.file);
+    return sum * defined * named * (prose ? 0.4 : 1);
   };
   const ranked = hits.map((hit) => ({ hit, score: score(hit) })).sort((a, b) => b.score - a.score);
   const good = ranked.filter(({ score }) => score > 0.7 * (ranked[0]?.score ?? 0));
@@ -1270,7 +1338,7 @@ function bestPlaces(hits: Hit[], words: string[]) {
   return apart.slice(0, 3).map(({ file, line }) => ({ path: file, offset: Math.max(1, line - 3) }));
 }
 
-function introductions(listings: string[]) {
+function introductions(listings: string[]): { path: string; offset?: number }[] {
   const names = listings
     .join("\n")
     .replace(/ \(.*\)$/gm, "")
@@ -1285,7 +1353,11 @@ function quote(result: string): string {
   const [head = "", ...rows] = result.split("\n");
   const lines = rows.map((row) => /^(\d+)\t(.*)$/.exec(row) ?? []).filter(([all]) => all);
   const place = `${head.replace(/ \(.*\)$/, "")}:${lines[0]?.[1]}-${lines.at(-1)?.[1]}`;
-  return [place, "````", ...lines.map(([, , text]) => text), "````"].join("\n");
+  const code = lines.map(([, , text = ""]) => text.replace(LINE_CUT, "…"));
+  const fence = "`".repeat(
+    1 + Math.max(3, ...code.map((line) => /`*/.exec(line)?.[0].length ?? 0)),
+  );
+  return [place, fence, ...code, fence].join("\n");
 }
 
 // --- Output ------------------------------------------------------------------------------------
@@ -1338,7 +1410,7 @@ export function printText(quiet: boolean): Agent["emit"] {
       const style = doubts.length > 0 ? "yellow" : "dim";
       if (event.sources.length > 0) tell(`sources: ${[seen, ...doubts].join("; ")}`, style);
       if (event.ended !== "answered") note(`mini-pi: ${event.message}`, "red");
-      tell(summary(event, event.messages, Date.now() - started));
+      if (event.usage.input > 0) tell(summary(event, event.messages, Date.now() - started));
     }
   };
 }
@@ -1464,23 +1536,25 @@ function parseOptions(args: string[]) {
     const { values, positionals } = parseArgs({ args, options, allowPositionals: true });
     return { value: (name: string) => values[name]?.toString(), positionals };
   } catch (error) {
-    throw new UserError(
-      `${String(error).replace(/^.*?: |\. .*$/gs, "")}; --help lists the options`,
-    );
+    const [line = ""] = String(error)
+      .replace(/^.*?: /, "")
+      .split(/\n|\. /);
+    throw new UserError(`${line}; --help lists the options`);
   }
 }
 
-function positive(name: string, value = "", usual: number): number {
-  const number = value === "" ? usual : Number(value);
-  if (number > 0) return number;
+function positive(name: string, value: string | undefined, usual: number): number {
+  const number = Number(value ?? usual);
+  if (number > 0 && value !== "") return number;
   throw new UserError(`--${name} takes a number above 0`);
 }
 
 /** An agent for a directory; what is not given is as usual. Throws if that is no directory. */
 export async function createAgent(dir: string, given: Choice & Partial<Agent>): Promise<Agent> {
-  const root = (await realPath(dir)) ?? "";
-  if (!existsSync(path.join(root, ".")))
-    throw new UserError(`there is no directory ${display(dir)}`);
+  const root = await realPath(dir);
+  const state = root === undefined ? undefined : await fs.stat(root);
+  if (root === undefined || !state?.isDirectory())
+    throw new UserError(`no directory ${display(dir)}`);
   const limits = { turns: 50, ms: 1_800_000, cost: Number.POSITIVE_INFINITY };
   const { signal } = new AbortController();
   const start = { messages: [], queue: [], trimmed: 0, id: randomUUID(), limits, signal };
@@ -1542,7 +1616,7 @@ async function main(args: string[]): Promise<number | undefined> {
     ms,
     cost: positive("max-cost", value("max-cost"), Number.POSITIVE_INFINITY),
   };
-  const name = value("model") ?? process.env.MINI_PI_MODEL;
+  const name = value("model") ?? (process.env.MINI_PI_MODEL || undefined);
   const choice = await findModel(name, value("base-url"));
   const agent = await createAgent(directory, { ...choice, thinking, limits, signal: stopSignal() });
   if (!name && choice.model.provider === "offline" && !value("quiet")) note(NO_KEY, "yellow");
@@ -1565,7 +1639,8 @@ For a model set ANTHROPIC_API_KEY, OPENAI_API_KEY, GEMINI_API_KEY, DEEPSEEK_API_
 
 if (import.meta.main)
   process.exitCode = await main(process.argv.slice(2)).catch((error) => {
-    if (!(error instanceof UserError)) throw error;
+    // A failed system call is about a file that the user named, such as that of the session.
+    if (!(error instanceof UserError) && !error.syscall) throw error;
     note(`mini-pi: ${error.message}`, "red");
     return 2;
   });

@@ -1,10 +1,14 @@
 // What the tests of the guard and the tools share: temporary trees, agents, and calls as a model makes them.
 
 import assert from "node:assert/strict";
+import { spawn } from "node:child_process";
+import { once } from "node:events";
 import { mkdirSync, mkdtempSync, realpathSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { dirname, join } from "node:path";
+import { text } from "node:stream/consumers";
 import { after } from "node:test";
+import type { ToolCall } from "@earendil-works/pi-ai";
 import { type Agent, createAgent, findModel, runTool } from "../mini-pi.ts";
 
 export type Tree = { [path: string]: string | Uint8Array };
@@ -43,7 +47,7 @@ export type Answer = { text: string; isError: boolean; image: string; mimeType: 
 export async function call(
   agent: Agent,
   name: string,
-  args: { [name: string]: unknown } = {},
+  args: ToolCall["arguments"] = {},
   signal: AbortSignal = new AbortController().signal,
 ): Promise<Answer> {
   const toolCall = { type: "toolCall", id: "call_1", name, arguments: args } as const;
@@ -58,18 +62,26 @@ export async function call(
   return answer;
 }
 
+type Given = { [name: string]: string | number | boolean | undefined };
+
+/** Arguments without those that are not given. */
+const given = (args: Given) =>
+  Object.fromEntries(
+    Object.entries(args).flatMap(([name, value]) => (value === undefined ? [] : [[name, value]])),
+  );
+
 export type Where = { path?: string; glob?: string; context?: number; ignoreCase?: boolean };
 
 export const list = (agent: Agent, path?: string, glob?: string) =>
-  call(agent, "list_files", { path, glob });
+  call(agent, "list_files", given({ path, glob }));
 export const read = (agent: Agent, path: string, page: { offset?: number; limit?: number } = {}) =>
-  call(agent, "read_file", { path, ...page });
+  call(agent, "read_file", given({ path, ...page }));
 export const search = (agent: Agent, pattern: string, where: Where = {}) =>
-  call(agent, "search_files", { pattern, ...where });
+  call(agent, "search_files", given({ pattern, ...where }));
 
 /** The numbered lines of a page, by number. */
 export function rowsOf(text: string): Map<number, string> {
-  const rows = text.split("\n").map((row) => /^(\d+)\t([^]*)$/.exec(row) ?? []);
+  const rows = text.split("\n").map((row) => /^(\d+)\t([\s\S]*)$/.exec(row) ?? []);
   return new Map(rows.flatMap(([all, n, line = ""]) => (all ? [[Number(n), line]] : [])));
 }
 
@@ -78,3 +90,25 @@ export function namesOf(text: string): string[] {
   const entries = text.split("\n").filter((line) => !/^(\[|\.\.\. \d)/.test(line));
   return entries.map((line) => line.replace(/ \((?!.* \()[^"]*\)$/, ""));
 }
+
+/**
+ * One call in a process of its own, for what might hang or leave something running. The code is null
+ * when the process had to be killed after ten seconds.
+ */
+export async function alone(root: string, name: string, args: object, abortMs = 60_000) {
+  const file = JSON.stringify(join(import.meta.dirname, "..", "mini-pi.ts"));
+  const toolCall = JSON.stringify({ type: "toolCall", id: "1", name, arguments: args });
+  const script = `const { createAgent, findModel, runTool } = await import(${file});
+    const agent = await createAgent(${JSON.stringify(root)}, await findModel("offline/search"));
+    const result = await runTool(agent, ${toolCall}, AbortSignal.timeout(${abortMs}));
+    process.stdout.write(result.content[0].text);`;
+  const child = spawn(process.execPath, ["--input-type=module", "-e", script], {
+    stdio: ["ignore", "pipe", "inherit"],
+    timeout: 10_000,
+  });
+  const [stdout, [code]] = await Promise.all([text(child.stdout), once(child, "exit")]);
+  return { stdout, code };
+}
+
+/** A table of words, written as one text. */
+export const words = (table: string) => table.trim().split(/\s+/);

@@ -228,6 +228,8 @@ const TREE: Tree = {
   "src/deep/only.ts": `${numbered(30)}\n`,
   "src/one/index.ts": `${numbered(30)}\n`,
   "src/two/index.ts": `${numbered(30)}\n`,
+  "x/page.ts": `${numbered(30)}\n`,
+  "y/page.ts": `${numbered(30)}\n`,
   "crlf.ts": numbered(10, "\r\n"),
   "utf16.ts": Buffer.from(`\ufeff${numbered(10)}`, "utf16le"),
   "empty.ts": "",
@@ -245,7 +247,7 @@ before(async () => {
   write(ROOT, TREE);
   agent = await agentAt(ROOT);
   symlinkSync("a.ts", path.join(agent.root, "link.ts"));
-  const looks: [name: string, args: { [name: string]: unknown }][] = [
+  const looks: [name: string, args: { [name: string]: string | number }][] = [
     ["read_file", { path: "a.ts", offset: 10, limit: 11 }],
     ["read_file", { path: "a.ts", offset: 21, limit: 10 }],
     ["read_file", { path: "a.ts", offset: 25, limit: 10 }],
@@ -258,7 +260,8 @@ before(async () => {
     ["read_file", { path: "my notes.md" }],
     ["read_file", { path: "utf16.ts", limit: 4 }],
     ["search_files", { pattern: "x5[05] = ", path: "a.ts", context: 2 }],
-    ["search_files", { pattern: "const x7 ", glob: "*.ts" }],
+    ["search_files", { pattern: "const x7 ", path: "src/deep" }],
+    ["search_files", { pattern: "const x7 ", path: "crlf.ts" }],
     ["list_files", {}],
   ];
   for (const [i, [name, args]] of looks.entries()) {
@@ -303,6 +306,7 @@ const STATES: [answer: string, states: string, reason?: RegExp][] = [
   ["only.ts:31", "wrong", /30 lines/],
   ["index.ts:3", "seen"],
   ["one/index.ts:3", "exists"],
+  ["page.ts:3", "wrong", /several|more than one|ambiguous|which/],
   ["build/out.ts:3", "seen"],
   ["build/out.ts:4", "exists"],
   ["`my notes.md:1`", "seen"],

@@ -1,0 +1,395 @@
+// Conversations on a real pseudo-terminal, made by script(1): what is typed goes in as keys, and
+// the scripted server says what the model came to hear.
+
+import assert from "node:assert/strict";
+import { spawnSync } from "node:child_process";
+import { readFileSync } from "node:fs";
+import path from "node:path";
+import { test } from "node:test";
+import { createAgent, findModel, saveSession } from "../mini-pi.ts";
+import { temporary, write } from "./fixtures.ts";
+import {
+  call,
+  type ModelRequest,
+  type ModelServer,
+  reply,
+  type Step,
+  stall,
+  startModelServer,
+  status,
+  text,
+} from "./model-server.ts";
+import { MINI_PI, startCommand } from "./run-cli.ts";
+
+const hasScript = /util-linux/.test(`${spawnSync("script", ["--version"]).stdout}`);
+const onTerminal = { skip: hasScript ? false : "there is no script(1) of util-linux" };
+
+const DIR = temporary();
+write(DIR, { "a.ts": "export const answer = 42;\n", "b.ts": "export const other = 43;\n" });
+const MODEL = "anthropic/claude-sonnet-5-5";
+const READ = reply([call("read_file", { path: "a.ts" })]);
+const KEYS = {
+  enter: "\r",
+  up: "\x1b[A",
+  interrupt: "\x03",
+  end: "\x04",
+  paste: (text: string) => `\x1b[200~${text.replaceAll("\n", "\r")}\x1b[201~`,
+};
+
+/** The turns, without notes on the effort that are no one's. */
+const turns = (request: ModelRequest | undefined) =>
+  request?.history.filter(({ role }) => role !== "system") ?? [];
+
+/** What the user has said, of all turns that hold words of theirs. */
+const said = (request: ModelRequest | undefined) =>
+  request?.history.flatMap(({ role, content }) =>
+    role === "user" ? content.flatMap((block) => (block.type === "text" ? [block.text] : [])) : [],
+  ) ?? [];
+
+type Conversation = Awaited<ReturnType<typeof begin>>;
+
+/** Starts a conversation and waits for its prompt. */
+async function begin(server: ModelServer, args: string[] = [], dir = DIR) {
+  const mini = [process.execPath, MINI_PI, "-m", MODEL, "--base-url", server.url, ...args, dir];
+  const state = path.join(temporary(), "terminal");
+  const quoted = mini.map((arg) => `'${arg}'`).join(" ");
+  const line = `stty rows 40 cols 150; stty -g >${state}; ${quoted}; code=$?; stty -g >>${state}; exit $code`;
+  // A request to any other host would meet the server as a proxy, and fail.
+  const proxy = { NODE_USE_ENV_PROXY: "1", HTTPS_PROXY: server.url, NO_PROXY: "127.0.0.1" };
+  const keys = { ANTHROPIC_API_KEY: "key", DEEPSEEK_API_KEY: "key", MINI_PI_RETRY_MS: "10" };
+  const env = { TERM: "xterm", NO_COLOR: "1", ...keys, ...proxy };
+  const cli = startCommand("script", ["-qec", line, "/dev/null"], { env, input: "open" });
+  let from = 0;
+  /** Waits for a match in what has come since the last one. */
+  const see = async (pattern: RegExp) => {
+    const later = new RegExp(
+      `(?<=^[\\s\\S]{${from}}[\\s\\S]*?)(?:${pattern.source})`,
+      pattern.flags,
+    );
+    const found = await cli.waitFor(later, "stdout");
+    from = found.index + found[0].length;
+    return found;
+  };
+  const type = (keys: string) => void cli.child.stdin?.write(keys);
+  const enter = (line: string) => type(`${line}${KEYS.enter}`);
+  await see(/> /);
+  return { cli, see, type, enter, state };
+}
+
+/** Leaves it, if it is not left already; what must hold however it went. */
+async function finish({ cli, type, state }: Conversation, how: string = KEYS.end) {
+  type(how);
+  const result = await cli.done;
+  assert.equal(result.timedOut, false, result.stdout);
+  assert.doesNotMatch(result.stdout, /\bERR_|\n {4}at |Unhandled|Warning/);
+  const [before, after] = readFileSync(state, "utf8").split("\n");
+  assert.equal(after, before, "the terminal is as it was");
+  return result;
+}
+
+/** Sees an answer, the summary after it, and the prompt. */
+const answered = async ({ see }: Conversation, answer: RegExp) => {
+  await see(answer);
+  await see(/\d turns?, .*anthropic\/[\s\S]*?> /);
+};
+
+/** A step that waits until the test lets it go on. */
+function held(step: Step): { step: Step; release(): void } {
+  let release = () => {};
+  const released = new Promise<void>((done) => {
+    release = done;
+  });
+  const wait: Step = async () => {
+    await released;
+    return step;
+  };
+  return { step: wait, release: () => release() };
+}
+
+test("a second question is asked in the context of the first", onTerminal, async () => {
+  await using server = await startModelServer([
+    READ,
+    reply("It is 42: a.ts:1."),
+    reply("它在第一行。"),
+  ]);
+  const conversation = await begin(server);
+  conversation.enter("what is it?");
+  await answered(conversation, /It is 42: a\.ts:1\.\r\n/);
+  conversation.enter("在哪里？");
+  await answered(conversation, /它在第一行。\r\n/);
+  assert.equal((await finish(conversation)).code, 0);
+  assert.deepEqual(said(server.requests[2]), ["what is it?", "在哪里？"]);
+  assert.equal(turns(server.requests[2]).length, 5);
+  assert.deepEqual(server.problems, []);
+});
+
+test(
+  "what is typed while it works reaches the model before its next request",
+  onTerminal,
+  async () => {
+    const first = held(READ);
+    await using server = await startModelServer([first.step, reply("Both: a.ts:1.")]);
+    const conversation = await begin(server);
+    conversation.enter("what is it?");
+    await server.request(1);
+    conversation.enter("and b.ts, too");
+    await conversation.see(/queued/);
+    first.release();
+    await answered(conversation, /Both: a\.ts:1\./);
+    await finish(conversation);
+    assert.deepEqual(said(server.requests[1]), ["what is it?", "and b.ts, too"]);
+    const last = turns(server.requests[1]).slice(2);
+    const types = last.flatMap(({ content }) => content.map(({ type }) => type));
+    assert.deepEqual(types, ["tool_result", "text"]);
+    assert.deepEqual([server.requests.length, server.problems], [2, []]);
+  },
+);
+
+test(
+  "what is typed as it ends is the next question, and starts by itself",
+  onTerminal,
+  async () => {
+    const first = held(reply("The first answer."));
+    await using server = await startModelServer([first.step, reply("The second answer.")]);
+    const conversation = await begin(server);
+    conversation.enter("one");
+    await server.request(1);
+    conversation.enter("two");
+    await conversation.see(/queued/);
+    first.release();
+    await conversation.see(/The first answer\.\r\n/);
+    await answered(conversation, /The second answer\.\r\n/);
+    await finish(conversation);
+    assert.deepEqual(said(server.requests[1]), ["one", "two"]);
+  },
+);
+
+test("Ctrl-C stops the work and keeps the conversation", onTerminal, async () => {
+  await using server = await startModelServer([
+    stall({ after: [text("It c")] }),
+    reply("It counts."),
+  ]);
+  const conversation = await begin(server);
+  conversation.enter("one");
+  await conversation.see(/It c/);
+  const at = performance.now();
+  conversation.type(KEYS.interrupt);
+  await conversation.see(/interrupted[\s\S]*> /);
+  assert.ok(performance.now() - at < 1000);
+  conversation.enter("two");
+  await answered(conversation, /It counts\.\r\n/);
+  assert.equal((await finish(conversation)).code, 0);
+  assert.deepEqual(server.problems, []);
+  assert.ok(said(server.requests[1]).includes("two"));
+});
+
+test(
+  "Ctrl-C before the model has said a word, and while it waits to try again, keeps it, too",
+  onTerminal,
+  async () => {
+    const busy = status(529, { headers: { "retry-after": "30" } });
+    await using server = await startModelServer([stall(), busy, reply("It counts.")]);
+    const conversation = await begin(server);
+    conversation.enter("one");
+    await server.request(1);
+    conversation.type(KEYS.interrupt);
+    await conversation.see(/interrupted[\s\S]*> /);
+    conversation.enter("two");
+    await conversation.see(/retry 1/);
+    conversation.type(KEYS.interrupt);
+    await conversation.see(/interrupted[\s\S]*> /);
+    conversation.enter("three");
+    await answered(conversation, /It counts\.\r\n/);
+    await finish(conversation);
+    assert.deepEqual(server.problems, []);
+  },
+);
+
+test("Ctrl-C while tools run leaves every call answered", onTerminal, async () => {
+  const patterns = ["a", "b", "c", "d", "e", "f"].map((c) => `${c}.*${c}{3}.*(x|${c})+q{7}`);
+  const calls = patterns.map((pattern) => call("search_files", { pattern }));
+  await using server = await startModelServer([reply(calls), reply("It counts.")]);
+  const conversation = await begin(server, [], path.join(MINI_PI, "../node_modules"));
+  conversation.enter("one");
+  await conversation.see(/search_files f/);
+  conversation.type(KEYS.interrupt);
+  await conversation.see(/interrupted[\s\S]*> /);
+  conversation.enter("two");
+  await answered(conversation, /It counts\.\r\n/);
+  await finish(conversation);
+  const results = server.requests[1]?.history.flatMap(({ content }) =>
+    content.filter(({ type }) => type === "tool_result"),
+  );
+  assert.deepEqual([results?.length, server.problems], [6, []]);
+});
+
+for (const [name, keys, codes] of [
+  ["Ctrl-D", KEYS.end, [0]],
+  ["Ctrl-C", KEYS.interrupt, [0, 130]],
+  ["/exit", `/exit${KEYS.enter}`, [0]],
+] as const)
+  test(
+    `${name} at the prompt leaves at once, before and after a question`,
+    onTerminal,
+    async () => {
+      await using server = await startModelServer([reply("So.")]);
+      const unasked = await begin(server);
+      const { code } = await finish(unasked, keys);
+      assert.ok(
+        codes.some((one) => one === code),
+        `${code}`,
+      );
+      const asked = await begin(server);
+      asked.enter("one");
+      await answered(asked, /So\.\r\n/);
+      const at = performance.now();
+      const result = await finish(asked, keys);
+      assert.ok(performance.now() - at < 1000);
+      assert.ok(
+        codes.some((one) => one === result.code),
+        `${result.code}`,
+      );
+    },
+  );
+
+test("the end of input while it works lets the answer finish", onTerminal, async () => {
+  const first = held(READ);
+  const second = held(reply("It is 42: a.ts:1."));
+  await using server = await startModelServer([first.step, second.step]);
+  const conversation = await begin(server);
+  conversation.enter("what is it?");
+  await server.request(1);
+  conversation.type(KEYS.end);
+  first.release();
+  await server.request(2);
+  second.release();
+  const { code, stdout } = await finish(conversation, "");
+  assert.equal(code, 0);
+  assert.match(stdout, /It is 42: a\.ts:1\.\r\n/);
+  assert.match(stdout, /sources: 1 seen/);
+});
+
+test("lines that are pasted are one question", onTerminal, async () => {
+  await using server = await startModelServer([reply("So."), reply("And so.")]);
+  const conversation = await begin(server);
+  conversation.type(KEYS.paste("what is this?\n\tat one (a.ts:1)\n\n\tat two (b.ts:1)"));
+  conversation.type(KEYS.enter);
+  await answered(conversation, /So\.\r\n/);
+  conversation.type(`why ${KEYS.paste("one\ntwo\n")}`);
+  conversation.enter("three?");
+  await answered(conversation, /And so\.\r\n/);
+  await finish(conversation);
+  const [first = "", second] = said(server.requests[1]);
+  assert.match(`${first}`, /^what is this\?\n\s*at one \(a\.ts:1\)\n\n\s*at two \(b\.ts:1\)$/);
+  assert.equal(second, "why one\ntwo\nthree?");
+  assert.equal(server.requests.length, 2);
+});
+
+test("the arrow keys bring back what was asked", onTerminal, async () => {
+  await using server = await startModelServer([reply("So."), reply("So again.")]);
+  const conversation = await begin(server);
+  conversation.enter("what is it?");
+  await answered(conversation, /So\.\r\n/);
+  conversation.type(`${KEYS.up}${KEYS.enter}`);
+  await answered(conversation, /So again\.\r\n/);
+  await finish(conversation);
+  assert.deepEqual(said(server.requests[1]), ["what is it?", "what is it?"]);
+});
+
+test(
+  "/help shows the commands; neither it, nor an unknown one, nor an empty line asks the model",
+  onTerminal,
+  async () => {
+    await using server = await startModelServer([]);
+    const conversation = await begin(server);
+    for (const line of ["/help", "/frobnicate"]) {
+      conversation.enter(line);
+      await conversation.see(/\/model.*\/clear.*\/exit[\s\S]*?> /);
+    }
+    conversation.enter("");
+    conversation.enter("   ");
+    await finish(conversation);
+    assert.equal(server.requests.length, 0);
+  },
+);
+
+test("a command that is typed while it works does not go to the model", onTerminal, async () => {
+  const first = held(READ);
+  await using server = await startModelServer([first.step, reply("So.")]);
+  const conversation = await begin(server);
+  conversation.enter("one");
+  await server.request(1);
+  conversation.enter("/help");
+  conversation.enter("two");
+  await conversation.see(/queued/);
+  first.release();
+  await answered(conversation, /So\.\r\n/);
+  await finish(conversation);
+  assert.deepEqual(said(server.requests[1]), ["one", "two"]);
+});
+
+test("/clear forgets what was said, also for a later resume", onTerminal, async () => {
+  await using server = await startModelServer([reply("So."), reply("Anew.")]);
+  const file = path.join(temporary(), "session.jsonl");
+  const conversation = await begin(server, ["--session", file]);
+  conversation.enter("one");
+  await answered(conversation, /So\.\r\n/);
+  conversation.enter("/clear");
+  await conversation.see(/0 messages[\s\S]*?> /);
+  conversation.enter("two");
+  await answered(conversation, /Anew\.\r\n/);
+  await finish(conversation);
+  assert.deepEqual(said(server.requests[1]), ["two"]);
+  const agent = await createAgent(DIR, await findModel("offline/search"));
+  saveSession(agent, file);
+  assert.deepEqual(
+    agent.messages.map(({ role }) => role),
+    ["user", "assistant"],
+  );
+});
+
+test(
+  "/model changes the model and keeps the conversation and the base URL",
+  onTerminal,
+  async () => {
+    await using server = await startModelServer([reply("So."), reply("So, too.")]);
+    const conversation = await begin(server);
+    conversation.enter("one");
+    await answered(conversation, /So\.\r\n/);
+    conversation.enter("/model nobody/nothing");
+    await conversation.see(/no model nobody\/nothing/);
+    conversation.enter("/model anthropic/claude-fable-5");
+    await conversation.see(/anthropic\/claude-fable-5, 2 messages/);
+    conversation.enter("two");
+    await answered(conversation, /(So, too|mini-pi: ).*\r\n/);
+    await finish(conversation);
+    assert.equal(server.requests[1]?.body.model, "claude-fable-5");
+    assert.deepEqual(said(server.requests[1]), ["one", "two"]);
+  },
+);
+
+test("an error leaves the conversation usable", onTerminal, async () => {
+  await using server = await startModelServer([status(400, { message: "bad" }), reply("So.")]);
+  const conversation = await begin(server);
+  conversation.enter("one");
+  await conversation.see(/mini-pi: .*bad[\s\S]*?> /);
+  conversation.enter("two");
+  await answered(conversation, /So\.\r\n/);
+  assert.equal((await finish(conversation)).code, 0);
+  assert.deepEqual(server.problems, []);
+});
+
+test("the time after an answer is that of its question", onTerminal, async () => {
+  await using server = await startModelServer([
+    reply([text(["So", "."], 1500)]),
+    reply("So, too."),
+  ]);
+  const conversation = await begin(server);
+  conversation.enter("one");
+  const [, first] = await conversation.see(/(\d+\.\d) s, anthropic[\s\S]*?> /);
+  conversation.enter("two");
+  const [, second] = await conversation.see(/(\d+\.\d) s, anthropic[\s\S]*?> /);
+  await finish(conversation);
+  assert.ok(Number(first) >= 1.5);
+  assert.ok(Number(second) < 1.4, `${second} s`);
+});
