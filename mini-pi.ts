@@ -26,11 +26,14 @@ import { createHash, randomUUID } from "node:crypto";
 import { once } from "node:events";
 import {
   appendFileSync,
+  closeSync,
   constants,
   existsSync,
   mkdirSync,
+  openSync,
   readdirSync,
   readFileSync,
+  readSync,
 } from "node:fs";
 import * as fs from "node:fs/promises";
 import { homedir } from "node:os";
@@ -133,7 +136,7 @@ export function isInside(root: string, target: string, p: typeof path.posix = pa
  */
 export async function insideRoot({ root }: Pick<Agent, "root">, given: string): Promise<string> {
   const name = QUOTED.test(given) ? String(JSON.parse(given)) : given;
-  if (NO_PATH.test(name)) throw new Error(`${display(name)} is no path here. Pass one like "src".`);
+  if (NO_PATH.test(name)) throw new Error(`${shortly(name)} is no path here. Pass one like "src".`);
   const real = await realPath(path.resolve(root, name));
   return real && isInside(root, real) ? real : sameLooking(root, name);
 }
@@ -146,14 +149,15 @@ const realPath = (full: string) => fs.realpath(full).catch(() => undefined);
 async function sameLooking(root: string, name: string): Promise<string> {
   const fold = (file: string) => `${file.normalize("NFKC").replace(/[‘’]/g, "'")}/`;
   const stem = (file: string) => path.posix.parse(file).name.toLowerCase();
-  const { files } = await filesBelow(root, [...NEVER_WALKED, "--", "."]);
+  const soon = AbortSignal.timeout(2000);
+  const { files } = await filesBelow(root, [...NEVER_WALKED, "--", "."], soon);
   const wanted = path.posix.normalize(name);
   const alike = files.find((file) => fold(file).startsWith(fold(wanted)));
   const parts = alike?.split("/").slice(0, wanted.split("/").length);
   if (parts && !(await realPath(path.resolve(root, name)))) return path.join(root, ...parts);
   const near = files.filter((file) => stem(file) === stem(name)).map(display);
   const hint = near.length > 0 ? `Near it: ${near.slice(0, 5).join(", ")}` : "See list_files";
-  throw new Error(`${display(name)} does not exist, or points outside of the directory. ${hint}.`);
+  throw new Error(`${shortly(name)} does not exist, or points outside of the directory. ${hint}.`);
 }
 
 /** The path of a file as results show it and the model can pass it back: relative, with "/". */
@@ -168,11 +172,13 @@ function display(name: string): string {
   return plain ? name : JSON.stringify(name).replace(hidden, escaped);
 }
 
+const shortly = (name: string) => cut(display(name), 200);
+
 /** Files that are listed, but neither read nor searched: what they hold is for nobody else. */
 export const isSecret = (name: string) => SECRETS.some((secret) => secret.test(name));
 const SECRETS = [
   /(^|\/)\.git(\/|$)/i,
-  /(^|\/)\.env(\.(?!(example|sample|template|dist)$)[^/]*)?$/i,
+  /(^|\/)\.env(\.(?![^/]*(example|sample|template|dist)$)[^/]*)?$/i,
   /(^|\/)([._]netrc|\.npmrc|\.pypirc|\.git-credentials|id_(rsa|dsa|ecdsa|ed25519))$/i,
   /\.(pem|key|p12|pfx|ppk|jks|keystore)$/i,
 ];
@@ -198,7 +204,7 @@ const listFiles = tool({
   async execute(agent, { path: given, glob }, signal) {
     const full = await insideRoot(agent, given || ".");
     if (glob) {
-      const { args, left } = await walk(agent, full, glob);
+      const { args, left } = await walk(agent, full, { glob, signal });
       const { files } = await filesBelow(agent.root, args, signal);
       return { text: listing(files.map(display), files.length, `No file matches ${glob}.`) + left };
     }
@@ -268,7 +274,7 @@ const searchFiles = tool({
     if (!(await fs.lstat(full)).isDirectory())
       await withFile(full, relativeName(agent.root, full), async () => {});
     const how = ["--json", "--crlf", `--context=${Math.min(context, 20)}`, `--regexp=${pattern}`];
-    const { args: where, left } = await walk(agent, full, glob);
+    const { args: where, left } = await walk(agent, full, { glob, signal });
     const args = [...how, ...(ignoreCase ? ["-i"] : []), ...where];
     const { text, shown } = await search(agent.root, args, signal).catch(async (error) => {
       if (!/regex/.test(error.message)) throw error;
@@ -296,7 +302,8 @@ export async function runTool(
   agent.emit({ type: "tool_execution_start", toolCallId, toolName, args });
   const result = await execute(agent, call, signal).then(
     (output) => resultOf(call, output),
-    ({ message }) => resultOf(call, { text: cut(message.replaceAll(agent.root, "."), 1000) }, true),
+    ({ message }) =>
+      resultOf(call, { text: cut(message.replaceAll(`'${agent.root}`, "'."), 1000) }, true),
   );
   agent.emit({ type: "tool_execution_end", toolCallId, toolName, result, isError: result.isError });
   return result;
@@ -340,7 +347,8 @@ function wasMade({ messages, trimmed }: Agent, call: ai.ToolCall): boolean {
 
 /** Runs the calls of a reply side by side, or refuses them all; records their results in order. */
 async function answerCalls(agent: Agent, run: Run, reply: Reply, refusal: string) {
-  const pending = callsIn(reply).map((call, i) => {
+  const isWhole = reply.stopReason === "toolUse" || reply.stopReason === "length";
+  const pending = (isWhole ? callsIn(reply) : []).map((call, i) => {
     const why = i < MAX_CALLS ? refusal : `Not run: more than ${MAX_CALLS} calls in one reply.`;
     return why ? resultOf(call, { text: why }, true) : runTool(agent, call, run.signal);
   });
@@ -411,7 +419,7 @@ export async function runAgent(agent: Agent, question: string): Promise<Outcome>
         if (agent.signal.aborted) return end(agent, run, "aborted", "interrupted");
         return end(agent, run, "limit", timeUp(agent.limits.ms));
       default:
-        return end(agent, run, isRefusal(reply) ? "incomplete" : "error", reply.errorMessage);
+        return end(agent, run, isRefusal(reply) ? "incomplete" : "error", whyFailed(reply));
     }
   }
 }
@@ -452,6 +460,9 @@ function limitReached({ limits, messages }: Agent, run: Run): string {
 }
 
 const timeUp = (ms: number) => `limit of ${ms / 1000} s, --timeout`;
+
+const whyFailed = ({ errorMessage, stopReason }: Reply) =>
+  errorMessage ?? `the model's reply ended with "${stopReason}"`;
 
 const isRefusal = ({ rawStopReason = "" }: Reply) =>
   /refus|filter|safety|sensitive|prohibited|blocklist|recitation|spii/i.test(rawStopReason);
@@ -511,7 +522,7 @@ function totalsOf(messages: ai.Message[]): Totals {
 const NEVER_WALKED = ["--glob=!.git", "--glob=!node_modules"];
 
 /** Starts ripgrep in `root`; `log` is what it said of its walk, once it has ended. */
-function ripgrep(root: string, args: string[], signal?: AbortSignal) {
+function ripgrep(root: string, args: string[], signal = AbortSignal.timeout(TOOL_MS)) {
   // With the parents' rules, a .gitignore of "*" in a home directory would hide everything below.
   const rules = ["--no-config", "--no-ignore-parent", "--no-ignore-global", "--no-require-git"];
   // An open stdin would be searched instead of the directory.
@@ -530,28 +541,35 @@ async function filesBelow(root: string, args: string[], signal?: AbortSignal) {
   return { files: files.map((file) => file.slice(2)), ...leftOut(await log) };
 }
 
-/** The ignored places in a log, and a line for the model on all that was left out. */
+/**
+ * The ignored places in a log, and a line for the model on all that was left out. It names places
+ * and no rules: a .gitignore may be a link to a file outside.
+ */
 function leftOut(log: string): { ignored: string[]; left: string } {
-  const ignoring = /ignoring \.\/(.*?): Ignore\(.* original: "!?(?!\.git")(.*?)"/g;
-  const skipped = [...log.matchAll(ignoring)];
-  const unreadable = log.match(/(?<=^rg: \.\/).*(?=: .*\(os error \d+\)$)/gm) ?? [];
-  const names = new Set([...skipped.map(([, , rule = ""]) => rule), ...unreadable].map(display));
-  const left = `\n[left out, as ignored or unreadable: ${[...names].slice(0, 8).join(", ")}]`;
-  return { ignored: skipped.map(([, place = ""]) => place), left: names.size > 0 ? left : "" };
+  const places = [...log.matchAll(/ignoring \.\/(.*?): Ignore\(/g)].map(([, place = ""]) => place);
+  const ignored = places.filter((place) => !/(^|\/)\.git$/.test(place));
+  const unreadable = log.match(/(?<=^rg: \.\/).*?(?=: .*\(os error \d+\)$)/gm) ?? [];
+  const names = [...new Set([...unreadable, ...ignored])].map(display);
+  const some = names.slice(0, 6).join(", ") + (names.length > 6 ? `, ... (${names.length})` : "");
+  return { ignored, left: some && `\n[left out, as ignored or unreadable: ${some}]` };
 }
 
+type How = { glob?: string | undefined; signal: AbortSignal };
+
 /** ripgrep's arguments for a walk below `full`, a real path in the root, and what it leaves out. */
-async function walk({ root }: Agent, full: string, glob?: string) {
+async function walk({ root }: Agent, full: string, { glob, signal }: How) {
   const below = relativeName(root, full);
   const rules: string[] = [];
-  for (let at = path.dirname(full); isInside(root, at); at = path.dirname(at))
+  for (let at = full; at !== root; ) {
+    at = path.dirname(at);
     for (const file of [".ignore", ".gitignore"].map((name) => path.join(at, name)))
       if (existsSync(file)) rules.unshift(`--ignore-file=${file}`);
+  }
   const where = [...NEVER_WALKED, "--", below === "." ? "." : `./${below}`];
   // --debug is the only way to learn what was ignored.
   if (!glob) return { args: ["--debug", ...rules, ...where], left: "" };
   // A glob overrules the ignore rules, so what these leave out is found first, and left out again.
-  const { ignored, left } = await filesBelow(root, ["--debug", ...rules, ...where]);
+  const { ignored, left } = await filesBelow(root, ["--debug", ...rules, ...where], signal);
   const escaped = ignored.slice(0, 5000).map((place) => place.replace(/[*?[\]{}!\\]/g, "\\$&"));
   const globs = [glob, `${below}/${glob}`].map((g) => `--glob=${g.replace(/^(\.\/)+/, "")}`);
   return { args: [...rules, ...globs, ...escaped.map((p) => `--glob=!/${p}`), ...where], left };
@@ -562,16 +580,19 @@ async function search(root: string, args: string[], signal: AbortSignal): Promis
   const { out, log, kill } = ripgrep(root, args, signal);
   const shown: Lines = {};
   const lines: string[] = [];
-  let [matches, inFile, bytes, searched, name, rest] = [0, 0, 0, 0, "", ""];
+  let [matches, inFile, bytes, searched, name, rest] = [0, 0, 0, -1, "", ""];
+  let hidden = false;
   const full = () => matches >= MAX_MATCHES || bytes > SEARCH_BYTES;
   const take = (event: string) => {
     const { type, data } = JSON.parse(event);
     const [at, all] = [data.line_number, data.stats?.matched_lines];
     if (type === "begin") [name, inFile] = [rgText(data.path).slice(2), 0];
+    if (type === "begin")
+      hidden = isSecret(name) || PRIVATE_KEY.test(headOf(path.join(root, name)));
     if (type === "begin" && full()) kill();
     if (type === "summary") searched = data.stats.searches;
     if (type === "end" && all > inFile && inFile) lines.push(`[${all} matches in this file]`);
-    if (!at || full() || inFile >= MATCHES_A_FILE || isSecret(name)) return;
+    if (!at || full() || inFile >= MATCHES_A_FILE || hidden) return;
     if (type === "match") [matches, inFile] = [matches + 1, inFile + 1];
     const line = excerpt(rgText(data.lines), data.submatches[0]?.start);
     if (!shown[name]) lines.push(display(name));
@@ -586,11 +607,13 @@ async function search(root: string, args: string[], signal: AbortSignal): Promis
     events.forEach(take);
     if (rest.length > MAX_OUTPUT_LINE) kill();
   }
-  const error = (await log).replace(/^rg: (DEBUG|\.\/).*\n/gm, "").trim();
-  if (error && matches === 0) throw new Error(cut(error, 500));
+  const said = (await log).replace(/^rg: DEBUG.*\n/gm, "").replace(/^rg: /, "");
+  // Without a summary it was stopped, by us, or by what it says.
+  if (searched < 0 && matches === 0 && !signal.aborted) throw new Error(cut(said, 500));
   if (rest) lines.push("[stopped at a line that is too long]");
   if (signal.aborted) lines.push("[stopped for its time; this is what was found so far]");
-  else if (matches === 0) lines.push(`No match in ${searched} files.`);
+  else if (matches === 0)
+    lines.push(`No match in ${searched} files. Secret ones are not searched.`);
   if (full()) lines.push(`[first ${matches} matches; narrow the pattern or pass path or glob]`);
   return { text: lines.join("\n") + leftOut(await log).left, shown };
 }
@@ -625,7 +648,7 @@ async function withFile<T>(full: string, name: string, use: Use<T>): Promise<T> 
   const file = await fs.open(full, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
   try {
     const head = (await bytesOf(file, SNIFF_BYTES)).toString("latin1");
-    if (isSecret(name) || /^-----BEGIN [A-Z ]*PRIVATE KEY/.test(head))
+    if (isSecret(name) || PRIVATE_KEY.test(head))
       throw no("holds secrets: it is listed, but neither read nor searched");
     return await use(file, head);
   } finally {
@@ -634,7 +657,18 @@ async function withFile<T>(full: string, name: string, use: Use<T>): Promise<T> 
 }
 const SNIFF_BYTES = 8 * 1024;
 const WHOLE_BYTES = 16 * 1024 ** 2;
+const PRIVATE_KEY =
+  /^(\xef\xbb\xbf)?\s*(?=-----BEGIN|Bag Attributes)[\s\S]*-----BEGIN [A-Z ]*PRIVATE KEY/;
 const UTF16 = /^(\xff\xfe|\xfe\xff)/;
+
+/** The start of a file in latin1, to tell its kind. */
+function headOf(full: string): string {
+  const file = openSync(full, constants.O_RDONLY | (constants.O_NONBLOCK ?? 0));
+  const head = Buffer.alloc(SNIFF_BYTES);
+  const length = readSync(file, head);
+  closeSync(file);
+  return head.toString("latin1", 0, length);
+}
 
 /** The first bytes of a file. */
 async function bytesOf(file: fs.FileHandle, most: number): Promise<Buffer> {

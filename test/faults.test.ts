@@ -743,6 +743,39 @@ test("The gaps between tries grow, are not all alike, and are told before they a
   assert.equal(told.length, 4);
 });
 
+describe("A conversation can be continued after", { concurrency: 4 }, () => {
+  const broken = { type: "invalid_request_error", message: "Bad thing." };
+  const endings: [ending: string, steps: Step[], args?: string[]][] = [
+    ["an error that is final", [status(400)]],
+    ["an error in the middle of a call", [midStreamError([read("a.ts")], broken)]],
+    ["an error after a call", [midStreamError([read("a.ts"), text("Well")], broken)]],
+    ["a silence after a call", [stall({ after: [read("a.ts"), text("Well")] })]],
+    ["a time limit after a call", [keepAliveStall({ after: [read("a.ts"), text("Well")] })]],
+    ["a refusal", [reply([], REFUSED)]],
+    ["a refusal with a call in it", [reply([text("Well"), read("a.ts")], REFUSED)]],
+    ["two empty answers", [reply([]), reply([])]],
+    ["an unknown ending", [reply("Perhaps.", { stop: "weird" })]],
+    ["an answer that was cut off", [1, 2, 3, 4].map(() => cutOff(text("part")))],
+    ["four times nothing but the output limit", [1, 2, 3, 4].map(() => cutOff())],
+    ["a last reply with a call in it", [reply([line(1)]), reply([line(2)])], ["--max-turns", "1"]],
+    ["a context that overflows", [reply([line(1)]), contextOverflow()]],
+  ];
+  for (const [ending, steps, args = []] of endings)
+    for (const api of APIS)
+      test(`${api}: ${ending}`, async () => {
+        await using server = await startModelServer([...steps, ok]);
+        const session = join(DIRECTORY, "void", `${api} ${ending}.jsonl`);
+        const asked = [...modelAt(server, api), "--session", session, ...args];
+        // Both of them end a silence; the shorter one is that of the row.
+        const limits = ending.startsWith("a time") ? ["--timeout", "0.7"] : [];
+        const env = { ...keysFor(api), ...(ending.startsWith("a silence") && IDLE) };
+        const first = await runCli([...asked, ...limits, DIRECTORY, "What is it?"], { env });
+        assert.notEqual(first.code, 0);
+        isWell(await runCli([...asked, DIRECTORY, "And now?"], { env }), recovered);
+        assert.deepEqual(server.problems, []);
+      });
+});
+
 describe("JSON mode tells the same truth as the exit code", { concurrency: 4 }, () => {
   const again = () => reply([read("a.ts")]);
   const cases: [ended: string, code: number, steps: Step[]][] = [

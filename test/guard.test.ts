@@ -10,11 +10,9 @@ import path from "node:path";
 import { after, test } from "node:test";
 import { insideRoot, isInside, isSecret } from "../mini-pi.ts";
 import {
-  type Answer,
   agentAt,
   agentWith,
   alone,
-  call,
   list,
   read,
   search,

@@ -112,20 +112,25 @@ describe("A signal ends a run within a second, with its own exit code", { concur
     assert.match(readFileSync(session, "utf8"), /Half an ans/);
   });
 
-  test("A conversation that was interrupted in a tool can be continued", async () => {
-    await using server = await startModelServer([
-      reply([read("a.ts"), read("endless.txt"), read("b.ts")]),
-      reply(ANSWER),
-    ]);
-    const session = ["--session", join(DIRECTORY, "..", "continued.jsonl")];
-    const first = start(server, session);
-    await first.waitFor(/^read_file b\.ts/m);
-    await killed(first, "SIGINT");
-    assert.equal((await first.done).code, 130);
-    const { code, stdout } = await start(server, session).done;
-    assert.deepEqual([code, stdout], [0, `${ANSWER}\n`]);
-    assert.deepEqual(server.problems, []);
-  });
+  const three = [read("a.ts"), read("endless.txt"), read("b.ts")];
+  const interrupted: [where: string, step: Step, sign: RegExp][] = [
+    ["a tool", reply(three), /"tool_execution_start".*b\.ts/],
+    ["the answer", stall({ after: [text("Half an ans")] }), /Half an ans/],
+    ["a reply that holds calls", stall({ after: [...three, text("And")] }), /"And"/],
+    ["the wait before another try", patience, /auto_retry_start/],
+  ];
+  for (const [where, step, sign] of interrupted)
+    test(`A conversation that was interrupted in ${where} can be continued`, async () => {
+      await using server = await startModelServer([step, reply(ANSWER)]);
+      const session = ["--session", join(DIRECTORY, "..", `${where}.jsonl`)];
+      const first = start(server, ["--json", ...session]);
+      await first.waitFor(sign, "stdout");
+      await killed(first, "SIGINT");
+      assert.equal((await first.done).code, 130);
+      const { code, stdout } = await start(server, session).done;
+      assert.deepEqual([code, stdout], [0, `${ANSWER}\n`]);
+      assert.deepEqual(server.problems, []);
+    });
 
   test("A second Ctrl-C ends at once what the first one could not end", async () => {
     await using server = await startModelServer([hugeReply(HUGE)]);
@@ -134,12 +139,13 @@ describe("A signal ends a run within a second, with its own exit code", { concur
       stdio: "pipe",
       env: { ...ENV, HOME: "/nowhere" },
     });
+    const exit = once(child, "exit");
     await once(child.stdout, "readable");
     child.kill("SIGINT");
     await sleep(100);
     const start = performance.now();
     child.kill("SIGINT");
-    const [code] = await once(child, "exit");
+    const [code] = await exit;
     assert.equal(code, 130);
     assert.ok(performance.now() - start < 500);
   });
@@ -151,7 +157,7 @@ describe("A signal ends a run within a second, with its own exit code", { concur
     cli.child.stdin?.write("\x03");
     const { code, stdout } = await cli.done;
     assert.equal(code, 130, stdout);
-    assert.match(stdout, /Half an ans\r\n.*mini-pi: interrupted/);
+    assert.match(stdout, /Half an ans.*\r\nmini-pi: interrupted/);
   });
 });
 
@@ -167,15 +173,16 @@ describe("A reader that goes away ends the run quietly", { concurrency: 4 }, () 
     "mini-pi | true": 4,
   };
   for (const [pipeline, runs] of Object.entries(pipelines))
-    for (let run = 1; run <= runs; run++)
-      test(`${pipeline} (run ${run} of ${runs})`, async () => {
-        const lines = reply("one line\n".repeat(HUGE / 9));
+    test(`${pipeline}, ${runs} times`, async () => {
+      const lines = reply("one line\n".repeat(HUGE / 9));
+      for (let run = 0; run < runs; run++) {
         await using server = await startModelServer([reply([read("a.ts")]), lines]);
         const result = await shell(server, pipeline).done;
         assert.equal(result.timedOut, false);
         assert.doesNotMatch(result.stderr, /EPIPE|Error|^ +at /m);
         assert.ok(result.stdout.split("\n").length <= 2);
-      });
+      }
+    });
 
   test("mini-pi --json | head -1 does not go on to ask the model", async () => {
     await using server = await startModelServer([reply([read("a.ts")]), stall()]);

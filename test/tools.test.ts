@@ -1,0 +1,1317 @@
+// What the three tools show: every file as it is, every bound named, every name one that works.
+
+import assert from "node:assert/strict";
+import { execFileSync } from "node:child_process";
+import { mkdirSync, readFileSync, symlinkSync, writeFileSync } from "node:fs";
+import path from "node:path";
+import { test } from "node:test";
+import { deflateSync } from "node:zlib";
+import type { Agent } from "../mini-pi.ts";
+import {
+  agentAt,
+  agentWith,
+  call,
+  list,
+  namesOf,
+  read,
+  rowsOf,
+  search,
+  temporary,
+  words,
+  write,
+} from "./fixtures.ts";
+
+const KB = 1024;
+const bytes = (text: string) => Buffer.byteLength(text);
+const repeat = (n: number, line: (i: number) => string) =>
+  Array.from({ length: n }, (_, i) => line(i + 1)).join("");
+
+// ─── Calls as models make them ─────────────────────────────────────────────────────────────────
+
+test("numbers that come as text are numbers, and null is an argument left out", async () => {
+  const agent = await agentWith({ "a.ts": repeat(9, (i) => `line ${i}\n`) });
+  for (const [offset, first] of [
+    ["3", 3],
+    [" 3 ", 3],
+    ["+3", 3],
+    [3, 3],
+    [3.0, 3],
+    [null, 1],
+    [0, 1],
+    ["0", 1],
+  ] as const) {
+    const { text } = await call(agent, "read_file", { path: "a.ts", offset, limit: "2" });
+    assert.deepEqual([...rowsOf(text).keys()], [first, first + 1], `${offset}: ${text}`);
+  }
+  const args = { pattern: "LINE 1", path: null, glob: null, context: "1", ignoreCase: "true" };
+  assert.equal((await call(agent, "search_files", args)).text, "a.ts\n1: line 1\n2- line 2");
+  assert.equal(
+    (await call(agent, "list_files", { path: null, glob: null })).text,
+    "a.ts (63 bytes)",
+  );
+});
+
+test("half a line is no line: a fraction is rounded down or refused", async () => {
+  const agent = await agentWith({ "a.ts": "one\ntwo\nthree\n" });
+  const { text, isError } = await call(agent, "read_file", { path: "a.ts", offset: 2.5 });
+  if (isError) assert.match(text, /offset/);
+  else
+    assert.deepEqual(
+      [...rowsOf(text)],
+      [
+        [2, "two"],
+        [3, "three"],
+      ],
+    );
+});
+
+test("a call that does not fit names what is wrong, briefly, and never throws", async () => {
+  const agent = await agentWith({ "a.ts": "one\n" });
+  for (const [name, args, says] of [
+    ["grep", {}, /no tool "grep".*list_files, read_file, search_files/],
+    ["", {}, /list_files, read_file, search_files/],
+    ["x".repeat(10_000), {}, /list_files, read_file, search_files/],
+    ["read_file", {}, /path/],
+    ["search_files", {}, /pattern/],
+    ["read_file", { file_path: "a.ts" }, /file_path|path/],
+    ["read_file", { path: "a.ts", lines: 5 }, /lines/],
+    ["read_file", { path: "a.ts", offset: -1 }, /offset/],
+    ["read_file", { path: "a.ts", offset: "end" }, /offset/],
+    ["read_file", { path: "a.ts", offset: { from: 1 } }, /offset/],
+    ["read_file", { path: ["a.ts"] }, /path/],
+    ["read_file", { path: { name: "a.ts" } }, /path/],
+    ["list_files", { path: ".", junk: "y".repeat(1_000_000) }, /junk/],
+    ["search_files", { pattern: "a", context: -1 }, /context/],
+    ["search_files", { pattern: "a", ignoreCase: "perhaps" }, /ignoreCase/],
+    ["search_files", { pattern: "x".repeat(300_000) }, /\w/],
+    ["search_files", { pattern: "a\0b" }, /\w/],
+    ["list_files", { glob: "a\0b" }, /\w/],
+  ] as const) {
+    const { text, isError } = await call(agent, name, args);
+    assert.ok(isError, `${name}: ${text}`);
+    assert.match(text, says);
+    assert.ok(text.length <= 1100, text.slice(0, 200));
+  }
+});
+
+test("a call that was stopped before it began does nothing", async () => {
+  const agent = await agentWith({ "a.ts": "one\n" });
+  const { text, isError } = await call(
+    agent,
+    "read_file",
+    { path: "a.ts" },
+    AbortSignal.abort(new Error("Not run: stopped.")),
+  );
+  assert.deepEqual([text, isError], ["Not run: stopped.", true]);
+});
+
+test("nothing to show is said in words: no result is empty or blank", async () => {
+  const agent = await agentWith({
+    "empty.txt": "",
+    "newline.txt": "\n",
+    "blank.txt": "   \n\t\n",
+    "bom.txt": "\ufeff",
+    "a/empty.ipynb": "",
+    "u.txt": Buffer.from("fffe", "hex"),
+  });
+  mkdirSync(path.join(agent.root, "nothing"));
+  assert.equal((await list(agent, "nothing")).text, "(empty directory)");
+  assert.match((await list(agent, ".", "*.none")).text, /^No file matches \*\.none/);
+  assert.match((await search(agent, "absent")).text, /^No match in \d files/);
+  assert.match((await search(agent, "absent", { path: "nothing" })).text, /^No match in 0 files/);
+  assert.match(
+    (await search(agent, "absent", { path: "empty.txt" })).text,
+    /^No match in 1 files?/,
+  );
+  assert.equal((await read(agent, "empty.txt")).text, "empty.txt (empty file, 0 bytes)");
+  assert.match((await read(agent, "empty.txt", { offset: 50 })).text, /empty file, 0 bytes/);
+  assert.match((await read(agent, "a/empty.ipynb")).text, /empty file, 0 bytes/);
+  assert.deepEqual([...rowsOf((await read(agent, "newline.txt")).text)], [[1, ""]]);
+  assert.deepEqual(
+    [...rowsOf((await read(agent, "blank.txt")).text)],
+    [
+      [1, "   "],
+      [2, "\t"],
+    ],
+  );
+  for (const name of ["bom.txt", "u.txt"])
+    assert.ok((await read(agent, name)).text.startsWith(name));
+});
+
+// ─── Pages of a file ───────────────────────────────────────────────────────────────────────────
+
+/** Reads a file page by page, as the results say, and gives its rows. */
+async function readAll(
+  agent: Agent,
+  name: string,
+): Promise<{ rows: Map<number, string>; pages: string[] }> {
+  const rows = new Map<number, string>();
+  const pages: string[] = [];
+  for (let offset = 1; offset > 0; ) {
+    const { text, isError } = await read(agent, name, { offset });
+    assert.ok(!isError, text);
+    pages.push(text);
+    for (const [n, line] of rowsOf(text)) {
+      assert.ok(!rows.has(n), `line ${n} comes twice`);
+      rows.set(n, line);
+    }
+    const [, first, last, total, next] =
+      /\n\[lines (\d+)-(\d+) of (\d+); offset=(\d+) reads on;.*search_files.*\]$/.exec(text) ?? [];
+    if (next) assert.deepEqual([Number(first), Number(next)], [offset, Number(last) + 1]);
+    if (total) assert.equal(text.match(/\((\d+) lines/)?.[1], total);
+    offset = Number(next ?? 0);
+  }
+  return { rows, pages };
+}
+
+/** The rows of `cat -n`, without the carriage returns that end lines. */
+function catN(file: string): Map<number, string> {
+  const rows = execFileSync("cat", ["-n", file], { maxBuffer: 1024 ** 3 })
+    .toString()
+    .split(/\n(?= *\d+\t)/);
+  const last = rows.length - 1;
+  return new Map(
+    rows.map((row, i) => {
+      const [, n, line = ""] =
+        /^ *(\d+)\t([\s\S]*)$/.exec(i === last ? row.replace(/\n$/, "") : row) ?? [];
+      return [Number(n), line.replace(/\r$/, "")];
+    }),
+  );
+}
+
+test("the pages of a file of 10,000 lines add up to exactly the file, numbered as by cat -n", async () => {
+  const odd = [
+    "",
+    "x",
+    "漢字 ".repeat(9),
+    "é",
+    "😀😀",
+    "\t\ttabs",
+    "ends in blanks  ",
+    "12\tlooks like a row",
+  ];
+  const content = repeat(
+    10_000,
+    (i) =>
+      `${odd[i % odd.length]}${"abcdefg ".repeat((i * i) % 23)}${i % 977 === 0 ? "y".repeat(1700) : ""}\n`,
+  );
+  const agent = await agentWith({ "long.txt": content, "cut.txt": content.slice(0, -1) });
+  for (const name of ["long.txt", "cut.txt"]) {
+    const { rows, pages } = await readAll(agent, name);
+    assert.equal(rows.size, 10_000);
+    assert.equal([...rows.values()].map((line) => `${line}\n`).join(""), content);
+    assert.deepEqual(rows, catN(path.join(agent.root, name)));
+    for (const page of pages) {
+      assert.ok(rowsOf(page).size <= 400);
+      assert.ok(bytes(page) <= 32 * KB + 400 * 6 + 200, `${bytes(page)} bytes`);
+    }
+  }
+});
+
+test("line numbers are those of cat -n, whatever ends a line", async () => {
+  const tree = {
+    "lf.txt": "a\nb\nc\n",
+    "no-end.txt": "a\nb\nc",
+    "crlf.txt": "a\r\nb\r\n\r\nc\r\n",
+    "cr.txt": "a\rb\rc",
+    "cr-end.txt": "a\rb\rc\r",
+    "mixed.txt": "a\rb\r\nc\nd\n\re\r\r\nf",
+    "separators.txt": "a\u2028b\u2029c\u0085d\ve\ff\nsecond\u2028line\n",
+    "blank.txt": "\n\n\n",
+    "bare.txt": "a",
+    "spaces.txt": "  a  \n\tb\t\n",
+  };
+  const agent = await agentWith(tree);
+  for (const name of Object.keys(tree)) {
+    const { text } = await read(agent, name);
+    const expected = catN(path.join(agent.root, name));
+    assert.deepEqual(rowsOf(text), expected, name);
+    assert.match(text, new RegExp(`^${name} \\(${expected.size} lines?\\)\n`));
+    for (const [n, line] of expected) {
+      // Each line by itself, and search_files gives it the same number.
+      assert.deepEqual(
+        [...rowsOf((await read(agent, name, { offset: n, limit: 1 })).text)],
+        [[n, line]],
+        name,
+      );
+      const words = line.match(/[a-z]+$/)?.[0];
+      if (words)
+        assert.match(
+          (await search(agent, `${words}$`, { path: name })).text,
+          new RegExp(`^${n}: `, "m"),
+          `${name}:${n}`,
+        );
+    }
+  }
+});
+
+test("offset and limit at, before and after the end give the line, or the number of lines", async () => {
+  const agent = await agentWith({ "five.txt": "1\n2\n3\n4\n5\n", "cut.txt": "1\n2\n3\n4\n5" });
+  for (const name of ["five.txt", "cut.txt"]) {
+    assert.deepEqual([...rowsOf((await read(agent, name, { offset: 5 })).text)], [[5, "5"]]);
+    assert.deepEqual(
+      [...rowsOf((await read(agent, name, { offset: 2, limit: 2 })).text).keys()],
+      [2, 3],
+    );
+    assert.match(
+      (await read(agent, name, { offset: 2, limit: 2 })).text,
+      /\[lines 2-3 of 5; offset=4 reads on/,
+    );
+    assert.doesNotMatch((await read(agent, name, { offset: 4, limit: 2 })).text, /reads on/);
+    for (const offset of [6, 100, 2 ** 31, Number.MAX_SAFE_INTEGER]) {
+      const { text, isError } = await read(agent, name, { offset });
+      assert.ok(isError);
+      assert.match(text, /has 5 lines/);
+    }
+  }
+});
+
+test("a page has at most 400 lines, also when more are asked for, and names its bound", async () => {
+  const agent = await agentWith({
+    "n400.txt": repeat(400, (i) => `${i}\n`),
+    "n401.txt": repeat(401, (i) => `${i}\n`),
+  });
+  assert.doesNotMatch((await read(agent, "n400.txt")).text, /reads on/);
+  for (const limit of [undefined, 400, 401, 100_000]) {
+    const { text } = await read(agent, "n401.txt", { limit });
+    assert.equal(rowsOf(text).size, 400);
+    assert.match(
+      text,
+      /\n\[lines 1-400 of 401; offset=401 reads on; search_files finds a place in it\]$/,
+    );
+  }
+});
+
+test("a line has at most 2,000 characters, is marked where it is cut, and never ends in half a character", async () => {
+  for (const pad of [0, 1]) {
+    const wide = `${"x".repeat(pad)}${"😀".repeat(3000)}`;
+    const exact = "é".repeat(2000);
+    const agent = await agentWith({ "wide.txt": `${wide}\n${exact}\nshort\n` });
+    const rows = rowsOf((await read(agent, "wide.txt")).text);
+    const [, shown = "", mark] = /^(x?😀+)(.*)$/u.exec(rows.get(1) ?? "") ?? [];
+    assert.ok(shown.length <= 2000 && shown.length >= 1998 && wide.startsWith(shown));
+    assert.match(mark ?? "", /cut.*search_files/);
+    assert.equal(rows.get(2), exact);
+    assert.equal(rows.get(3), "short");
+  }
+});
+
+test("a line longer than a page does not stop the reading: the next offset passes it", async () => {
+  const agent = await agentWith({
+    "a.txt": `${"é".repeat(100_000)}\n${"z".repeat(70_000)}\nlast\n`,
+  });
+  const { rows } = await readAll(agent, "a.txt");
+  assert.equal(rows.size, 3);
+  assert.equal(rows.get(3), "last");
+});
+
+test("a character of many bytes is whole, wherever a chunk or a page ends", async () => {
+  for (const character of ["é", "漢", "😀"])
+    for (let pad = 0; pad < bytes(character); pad++) {
+      // A page of 32 KB ends, and a chunk of 256 KB, inside of a character for all but one pad.
+      const line = `${character.repeat(300)}\n`;
+      const content = `${"x".repeat(pad)}\n${line.repeat(Math.ceil((280 * KB) / bytes(line)))}`;
+      const agent = await agentWith({ "a.txt": content });
+      const { rows, pages } = await readAll(agent, "a.txt");
+      assert.ok(!pages.join("").includes("\ufffd"), `${character} after ${pad} bytes`);
+      assert.equal([...rows.values()].map((row) => `${row}\n`).join(""), content);
+    }
+});
+
+test("a line that begins or ends where a chunk or a page does is neither lost nor doubled", async () => {
+  for (const size of [32 * KB, 256 * KB])
+    for (const shift of [-2, -1, 0, 1, 2]) {
+      const content = `${`${"x".repeat(127)}\n`.repeat(size / 128 - 1)}${"y".repeat(127 + shift)}\nlast`;
+      const agent = await agentWith({ "a.txt": content });
+      const { rows } = await readAll(agent, "a.txt");
+      assert.equal([...rows.values()].join("\n"), content, `${size} ${shift}`);
+      const exact = await agentWith({ "a.txt": content.slice(0, size) });
+      assert.equal(
+        [...(await readAll(exact, "a.txt")).rows.values()].join("\n"),
+        content.slice(0, size).replace(/\n$/, ""),
+      );
+    }
+});
+
+// ─── Encodings ─────────────────────────────────────────────────────────────────────────────────
+
+const PROSE = {
+  gbk: "这是一个测试文件，用来检查编码的识别。函数返回用户的名字和密码。",
+  shift_jis: "これは文字コードの判定を調べるためのファイルです。関数は名前を返します。",
+  "windows-1252": "Le café est très élégant, déjà vu à l’été, naïveté, où ça?",
+};
+
+/** Bytes of a text in an encoding of one or two bytes a character, by the decoder turned round. */
+function encode(text: string, encoding: string): Buffer {
+  const decoder = new TextDecoder(encoding);
+  const table = new Map<string, number[]>();
+  for (let high = 0x80; high < 0x100; high++) {
+    table.set(decoder.decode(Uint8Array.of(high)), [high]);
+    for (let low = 0x40; low < 0x100; low++) {
+      const pair = decoder.decode(Uint8Array.of(high, low));
+      if ([...pair].length === 1) table.set(pair, [high, low]);
+    }
+  }
+  return Buffer.from(
+    [...text].flatMap((c) => (c < "\x80" ? [c.charCodeAt(0)] : (table.get(c) ?? []))),
+  );
+}
+
+test("a file in a legacy encoding is read by a guess that is named", async () => {
+  for (const [encoding, prose] of Object.entries(PROSE)) {
+    const content = `// ${prose}\nconst a = 1; // ${prose}\n${`# ${prose}\n`.repeat(20)}`;
+    const encoded = encode(content, encoding);
+    assert.equal(new TextDecoder(encoding).decode(encoded), content);
+    const agent = await agentWith({ "old.c": encoded });
+    const { text, isError } = await read(agent, "old.c");
+    assert.ok(!isError);
+    assert.match(text.split("\n")[0] ?? "", /not UTF-8/, encoding);
+    assert.equal(rowsOf(text).get(2), `const a = 1; // ${prose}`, encoding);
+    assert.match(
+      (await search(agent, "const a")).text,
+      new RegExp(`^old\\.c\n2: const a = 1; // ${prose}$`.replace("?", "\\?")),
+    );
+  }
+});
+
+test("one stray byte makes neither a binary nor a mess of a file", async () => {
+  const agent = await agentWith({
+    "quote.txt": Buffer.concat([
+      Buffer.from("it"),
+      Buffer.of(0x92),
+      Buffer.from("s plain\nsecond\n"),
+    ]),
+    "utf8.txt": Buffer.concat([
+      Buffer.from("héllo wörld ça va\n"),
+      Buffer.of(0xff),
+      Buffer.from("\nnaïve café\n"),
+    ]),
+    "late.txt": Buffer.concat([Buffer.from("plain\n".repeat(100_000)), Buffer.of(0xe9, 10)]),
+  });
+  const quote = (await read(agent, "quote.txt")).text;
+  assert.match(quote, /^quote\.txt \(2 lines.*UTF-8.*\)\n1\tit[’\ufffd]s plain\n2\tsecond$/);
+  const utf8 = (await read(agent, "utf8.txt")).text;
+  assert.match(utf8, /^utf8\.txt \(3 lines.*UTF-8.*\)\n1\théllo wörld ça va\n2\t.\n3\tnaïve café$/);
+  assert.match(
+    (await read(agent, "late.txt", { offset: 100_001 })).text,
+    /UTF-8.*\n100001\t[é\ufffd]$/,
+  );
+  assert.match(
+    (await search(agent, "plain", { path: "quote.txt" })).text,
+    /^quote\.txt\n1: it[’\ufffd]s plain$/,
+  );
+});
+
+function utf16(text: string, big: boolean): Buffer {
+  const encoded = Buffer.from(`\ufeff${text}`, "utf16le");
+  return big ? encoded.swap16() : encoded;
+}
+
+test("UTF-16 is decoded by its mark, in pages and in searches, also where a chunk ends in a pair", async () => {
+  for (const big of [false, true])
+    for (const end of ["", "\n", "\r\n"])
+      for (const pad of ["", "x"]) {
+        const content = `${pad}first é 漢\r\nsecond 😀\n\n${`${"😀ab".repeat(40)}\n`.repeat(900)}last needle${end}`;
+        const agent = await agentWith({ "a.txt": utf16(content, big) });
+        const { rows, pages } = await readAll(agent, "a.txt");
+        const lines = content
+          .replace(/\r?\n$/, "")
+          .split("\n")
+          .map((line) => line.replace(/\r$/, ""));
+        assert.deepEqual([...rows.values()], lines, `${big ? "BE" : "LE"} ${JSON.stringify(end)}`);
+        assert.ok(pages.every((page) => !/\ufffd|\0|binary/.test(page)));
+        assert.match(
+          (await search(agent, "last needle$")).text,
+          new RegExp(`^a\\.txt\n${lines.length}: last needle$`),
+        );
+      }
+});
+
+test("a UTF-8 mark is not part of the first line", async () => {
+  const agent = await agentWith({ "a.ts": "\ufeffconst a = 1;\n" });
+  assert.equal(rowsOf((await read(agent, "a.ts")).text).get(1), "const a = 1;");
+  assert.match((await search(agent, "^const")).text, /^a\.ts\n1: \ufeff?const a = 1;$/);
+});
+
+// ─── Binary files, pictures, notebooks ─────────────────────────────────────────────────────────
+
+test("a binary file is named with its size, never dumped, by whatever tool", async () => {
+  const tree = {
+    "a.zip": Buffer.from("PK\x03\x04\x14\0\0\0\x08\0needle\0\0", "latin1"),
+    "a.sqlite": Buffer.from(`SQLite format 3\0${"\x10\0".repeat(100)}needle\n`, "latin1"),
+    "a.pdf": Buffer.from("%PDF-1.7\n%\xe2\xe3\xcf\xd3\nneedle\n", "latin1"),
+    "a.out": Buffer.from(`\x7fELF\x02\x01\x01\0${"\0".repeat(99)}\nneedle \0\n`, "latin1"),
+    "late.bin": Buffer.from(`${"x".repeat(8000)}\0\nneedle\0\n`, "latin1"),
+  };
+  const agent = await agentWith({ ...tree, "a.ts": "needle\n" });
+  for (const [name, content] of Object.entries(tree)) {
+    const { text } = await read(agent, name);
+    assert.match(
+      text,
+      new RegExp(
+        `^${name.replace(".", "\\.")} is a binary file.*${content.length < KB ? `${content.length} bytes` : " KB"}`,
+      ),
+    );
+    assert.doesNotMatch((await search(agent, "needle", { path: name })).text, /\0|\ufffd/, name);
+  }
+  assert.match((await search(agent, "needle", { glob: "*.ts" })).text, /^a\.ts\n1: needle/);
+  assert.doesNotMatch((await search(agent, "needle")).text, /a\.zip|a\.out|\0/);
+});
+
+function png(width: number, height: number, filler = 0): Buffer {
+  const chunk = (type: string, data: Buffer) => {
+    const length = Buffer.alloc(4);
+    length.writeUInt32BE(data.length);
+    // Nobody here checks the sum.
+    return Buffer.concat([length, Buffer.from(type), data, Buffer.alloc(4)]);
+  };
+  const header = Buffer.alloc(13);
+  header.writeUInt32BE(width, 0);
+  header.writeUInt32BE(height, 4);
+  header.set([8, 0, 0, 0, 0], 8);
+  const parts = [
+    chunk("IHDR", header),
+    chunk("tEXt", Buffer.alloc(filler)),
+    chunk("IDAT", deflateSync(Buffer.alloc(height * (width + 1)))),
+    chunk("IEND", Buffer.alloc(0)),
+  ];
+  return Buffer.concat([Buffer.from("\x89PNG\r\n\x1a\n", "latin1"), ...parts]);
+}
+const base64 = (text: string) => Buffer.from(text, "base64");
+const PICTURES = {
+  "dot.png": ["image/png", png(3, 2), "3x2"],
+  "dot.gif": [
+    "image/gif",
+    base64("R0lGODlhAQABAIAAAAAAAP///yH5BAEAAAAALAAAAAABAAEAAAIBRAA7"),
+    "1x1",
+  ],
+  "dot.webp": [
+    "image/webp",
+    base64("UklGRiIAAABXRUJQVlA4IBYAAAAwAQCdASoBAAEADsD+JaQAA3AAAAAA"),
+    "1x1",
+  ],
+  "dot.jpg": [
+    "image/jpeg",
+    base64(
+      `/9j/4AAQSkZJRgABAQEASABIAAD/2wBDAP${"/".repeat(86)}wgALCAABAAEBAREA/8QAFBABAAAAAAAAAAAAAAAAAAAAAP/aAAgBAQABPxA=`,
+    ),
+    "1x1",
+  ],
+} as const;
+const seeing = (agent: Agent): Agent => ({
+  ...agent,
+  model: { ...agent.model, input: ["text", "image"] },
+});
+
+test("a picture goes to a model that sees, and its kind, size and dimensions to one that does not", async () => {
+  const agent = await agentWith(
+    Object.fromEntries(Object.entries(PICTURES).map(([name, [, data]]) => [name, data])),
+  );
+  symlinkSync("dot.png", path.join(agent.root, "text.txt"));
+  for (const [name, [mimeType, data, measure]] of Object.entries(PICTURES)) {
+    const blind = await read(agent, name);
+    assert.equal(blind.image, "");
+    assert.match(blind.text, new RegExp(`^${name} .*picture, ${measure}, ${data.length} bytes`));
+    const seen = await read(seeing(agent), name);
+    assert.ok(!seen.isError);
+    assert.deepEqual([seen.image, seen.mimeType], [data.toString("base64"), mimeType]);
+    assert.ok(seen.text.includes(name));
+  }
+  assert.equal((await read(seeing(agent), "text.txt")).mimeType, "image/png");
+});
+
+test("a picture that is too large is described, not sent", async () => {
+  const agent = await agentWith({ "large.png": png(10, 10, 5 * KB * KB) });
+  const { text, image } = await read(seeing(agent), "large.png");
+  assert.equal(image, "");
+  assert.match(text, /10x10, 5\.0 MB.*too large/);
+});
+
+test("a broken picture is named with its size, like any binary file, and never sent", async () => {
+  const tree = {
+    "a.png": Buffer.from("\x89PNG\r\n\x1a\n\0\0\0\rIH", "latin1"),
+    "b.jpg": Buffer.from("\xff\xd8\xff\xe0\0\x10J", "latin1"),
+    "c.gif": Buffer.from("GIF89a"),
+    "d.webp": Buffer.from("RIFF\x10\0\0\0WEBPVP8X", "latin1"),
+    "e.jpg": Buffer.from("\xff\xd8\xff", "latin1"),
+    "f.webp": Buffer.from("RIFFxxxxWEBP"),
+  };
+  const agent = await agentWith(tree);
+  for (const [name, { length }] of Object.entries(tree))
+    for (const by of [agent, seeing(agent)]) {
+      const { text, image } = await read(by, name);
+      assert.equal(image, "", name);
+      assert.match(text, new RegExp(`^${name.replace(".", "\\.")} .*${length} bytes`), text);
+    }
+});
+
+test("a notebook is shown as its cells, with sources and text outputs, without pictures in base64", async () => {
+  const outputs = [
+    { output_type: "stream", name: "stdout", text: ["printed 1\n", "printed 2\n"] },
+    {
+      output_type: "display_data",
+      data: { "image/png": "iVBORw0KGgo".repeat(50_000), "text/plain": ["<Figure>"] },
+    },
+    {
+      output_type: "error",
+      ename: "ValueError",
+      evalue: "bad",
+      traceback: ["Traceback", "ValueError: bad"],
+    },
+  ];
+  const cells = [
+    { cell_type: "markdown", source: ["# Title\n", "words"] },
+    { cell_type: "code", source: "x = 1\ny = 2", outputs, execution_count: 1 },
+    { cell_type: "code", source: [], outputs: [] },
+  ];
+  const agent = await agentWith({ "a.ipynb": JSON.stringify({ cells, nbformat: 4 }) });
+  const { text } = await read(agent, "a.ipynb");
+  for (const part of [
+    "# Title",
+    "words",
+    "x = 1",
+    "y = 2",
+    "printed 1",
+    "printed 2",
+    "<Figure>",
+    "ValueError: bad",
+  ])
+    assert.match(text, new RegExp(`^\\d+\t.*${part}`, "m"));
+  assert.doesNotMatch(text, /iVBOR/);
+  assert.ok(text.length < 1000);
+});
+
+test("an odd notebook is shown as well as can be, and never fails", async () => {
+  const tree = {
+    "none.ipynb": JSON.stringify({ cells: [] }),
+    "null.ipynb": JSON.stringify({
+      cells: [{ cell_type: "code", source: "needle", outputs: [null, 5, { text: null }] }, null, 7],
+    }),
+    "outputs.ipynb": JSON.stringify({
+      cells: [{ cell_type: "code", source: "needle", outputs: 5 }],
+    }),
+    "object.ipynb": JSON.stringify({
+      cells: [{ cell_type: "code", source: "needle", outputs: {} }],
+    }),
+    "broken.ipynb": '{"cells": [ needle',
+    "list.ipynb": '["needle"]',
+    "null-all.ipynb": "null",
+    "text.ipynb": "needle\n",
+  };
+  const agent = await agentWith(tree);
+  for (const [name, content] of Object.entries(tree)) {
+    const { text, isError } = await read(agent, name);
+    assert.ok(!isError, `${name}: ${text}`);
+    if (content.includes("needle")) assert.match(text, /needle/, name);
+    assert.doesNotMatch(text, /0 bytes|\[object/, name);
+  }
+});
+
+test("the line that a search gives for a notebook is the line that reading it shows, or the search says otherwise", async () => {
+  const cells = [
+    {
+      cell_type: "code",
+      metadata: { a: 1, b: 2 },
+      source: ["first = 1\n", "needle = 2\n"],
+      outputs: [],
+    },
+  ];
+  const agent = await agentWith({
+    "a.ipynb": JSON.stringify({ cells, nbformat: 4 }, undefined, 1),
+  });
+  const { text } = await search(agent, "needle");
+  const n = Number(/^(\d+): /m.exec(text)?.[1]);
+  const rows = rowsOf((await read(agent, "a.ipynb")).text);
+  assert.ok(rows.get(n)?.includes("needle") || /notebook|read_file/.test(text), text);
+});
+
+// ─── Names ─────────────────────────────────────────────────────────────────────────────────────
+
+const NAMES = [
+  ...words(
+    String.raw`-rf --help -n.md back\slash.md quote"d.md "all" 'single' it's.md #hash.md $(touch$IFS) ${"`id`"} %41.md $HOME`,
+  ),
+  ...words(
+    "[id].tsx [...all].tsx {a,b}.ts a*b.ts what?.ts !not.ts .hidden ... ..dots a:1 12: c:d file: ~x @x a,b a;b a|b <b> &amp;",
+  ),
+  ...words(
+    "café.md cafe\u0301.md 日本語.md emoji😀.md İ.md ﬁ.md ①.md a\u200db.md e\u0301\u0302.md \ud83d\udc68\u200d\ud83d\udc69.md",
+  ),
+  ...[
+    "with space.md",
+    "  lead.md",
+    "trail.md  ",
+    "a (12 bytes)",
+    "x (3 entries)",
+    "two  spaces.md",
+    " ",
+    "' '",
+  ],
+  ...[
+    "new\nline.md",
+    "\nfirst.md",
+    "last.md\n",
+    "a\rb.md",
+    "tab\tbed.md",
+    "esc\x1b[31mred.md",
+    "bell\x07.md",
+    "del\x7f.md",
+    "c1\x9b.md",
+  ],
+  ...[
+    "bidi\u202egpj.md",
+    "iso\u2066late.md",
+    "mark\u061c.md",
+    "nbsp\u00a0.md",
+    "nnbsp\u202f.md",
+    "zero\u200bwidth.md",
+    "\ufeffbom.md",
+  ],
+  ...[
+    "line\u2028sep.md",
+    "para\u2029sep.md",
+    "soft\u00adhyphen.md",
+    "ideo\u3000graphic.md",
+    "tag\u{e0041}\u{e007f}.md",
+    "vs\u180e.md",
+  ],
+  ...["x".repeat(255), "é".repeat(127), '\\"', "\\n.md", '"a\\nb"', '{"path":"x"}'],
+].filter((name, i, all) => all.indexOf(name) === i);
+
+test("what a result shows as a name can be passed back as it is, and works in every tool", async () => {
+  const agent = await agentWith({});
+  for (const [i, name] of NAMES.entries())
+    for (const [kind, file] of [
+      ["f", name],
+      ["d", `${name}/inner`],
+    ] as const)
+      write(path.join(agent.root, `${i}`, kind), { [file]: `word${i}${kind} here\n` });
+  const passBack = async (name: string, i: number) => {
+    for (const kind of ["f", "d"]) {
+      const word = `word${i}${kind}`;
+      const about = `${JSON.stringify(name)} (${kind})`;
+      const opens = async (shown: string) => {
+        const page = await read(agent, shown);
+        assert.match(page.text, new RegExp(`\n1\t${word} here$`), `${about} as ${shown}`);
+        const [found] = [await search(agent, "word", { path: shown })];
+        assert.match(found.text, new RegExp(`\n1: ${word} here$`), `${about} as ${shown}`);
+        return page.text.slice(0, page.text.lastIndexOf(" (1 line"));
+      };
+      const [entry = ""] = namesOf((await list(agent, `${i}/${kind}`)).text);
+      if (kind === "f") assert.equal(await opens(entry), entry, about);
+      else {
+        const [inner = "", more] = namesOf((await list(agent, entry)).text);
+        assert.equal(more, undefined);
+        assert.equal(await opens(inner), inner, about);
+        assert.match((await search(agent, word, { path: entry })).text, /\n1: word/, about);
+      }
+      const { text: found } = await search(agent, `${word}\\b`);
+      await opens(found.split("\n")[0] ?? "");
+      const globbed = (await list(agent, `${i}/${kind}`, "**")).text.split("\n");
+      assert.equal(globbed.length, 1, `${about}: ${globbed}`);
+      await opens(globbed[0] ?? "");
+      // Nothing unseen or misleading reaches the model or a terminal by way of a name.
+      assert.doesNotMatch(
+        `${entry}${found.split("\n")[0]}${globbed[0]}`,
+        /[\p{Cc}\p{Cf}\p{Zl}\p{Zp}\u00a0\u202f\u3000]/u,
+        about,
+      );
+    }
+  };
+  await Promise.all(NAMES.map(passBack));
+});
+
+test("a name that is no valid UTF-8 is listed with the others, and answered in a sentence", async () => {
+  const agent = await agentWith({ "a.ts": "needle\n", "z.ts": "needle\n" });
+  try {
+    writeFileSync(Buffer.from(path.join(agent.root, "caf\xe9.ts"), "latin1"), "needle\n");
+  } catch {
+    return; // A file system that has no such names.
+  }
+  const { text, isError } = await list(agent);
+  assert.ok(!isError, text);
+  assert.match(text, /^a\.ts \(7 bytes\)\ncaf\S*ts.*\nz\.ts \(7 bytes\)$/);
+  assert.match((await list(agent, ".", "*.ts")).text, /^a\.ts\ncaf.*\nz\.ts$/);
+  const found = await search(agent, "needle");
+  assert.match(found.text, /^a\.ts\n1: needle\ncaf\S*\n1: needle\nz\.ts\n1: needle$/);
+  assert.match((await read(agent, namesOf(text)[1] ?? "")).text, /does not exist|needle/);
+});
+
+test("a name asked for in another spelling of the same characters is found", async () => {
+  for (const [name, asked] of [
+    ["café.md", "café.md"],
+    ["cafe\u0301.md", "café.md"],
+    ["cafe\u0301/x/deep.md", "café/x/deep.md"],
+    ["docs/Capture d\u2019\u00e9cran.png.md", "docs/Capture d'e\u0301cran.png.md"],
+    ["Screenshot 1.23\u202fPM.txt", "Screenshot 1.23 PM.txt"],
+    ["no\u00a0break.md", "no break.md"],
+    ["no break.md", "no\u00a0break.md"],
+    ["한글.md".normalize("NFD"), "한글.md".normalize("NFC")],
+  ] as const) {
+    const agent = await agentWith({ [name]: "the words\n", "a/b.md": "others\n" });
+    for (const where of [asked, `./${asked}`, `a/../${asked}`, path.join(agent.root, asked)]) {
+      assert.match(
+        (await read(agent, where)).text,
+        /\n1\tthe words$/,
+        `${JSON.stringify(name)} as ${where}`,
+      );
+      assert.match((await search(agent, "words", { path: where })).text, /\n1: the words$/);
+    }
+    const above = path.dirname(asked);
+    for (const where of above === "." ? [] : [above, `${above}/`])
+      assert.match((await list(agent, where)).text, /\.md/, where);
+  }
+});
+
+test("of two names that look alike, each is found by its own", async () => {
+  const agent = await agentWith({ "café.md": "composed\n", "cafe\u0301.md": "decomposed\n" });
+  assert.match((await read(agent, "café.md")).text, /composed/);
+  assert.match((await read(agent, "cafe\u0301.md")).text, /decomposed/);
+});
+
+test("a file that does not exist is answered with the nearest that do", async () => {
+  const agent = await agentWith({
+    "src/loop.ts": "x\n",
+    "src/Parser.ts": "x\n",
+    "README.md": "x\n",
+    "lib/deep/config.yaml": "x\n",
+    "dist/gone.js": "x\n",
+  });
+  for (const [asked, near] of [
+    ["readme.md", "README.md"],
+    ["README", "README.md"],
+    ["README.rst", "README.md"],
+    ["src/parser.ts", "src/Parser.ts"],
+    ["src/loop.js", "src/loop.ts"],
+    ["loop.ts", "src/loop.ts"],
+    ["lib/loop.ts", "src/loop.ts"],
+    ["config.yml", "lib/deep/config.yaml"],
+    ["/workspace/src/loop.ts", "src/loop.ts"],
+    ["src\\loop.ts", "src/loop.ts"],
+  ] as const)
+    for (const { text, isError } of [
+      await read(agent, asked),
+      await search(agent, "x", { path: asked }),
+    ]) {
+      assert.ok(isError);
+      assert.ok(text.startsWith(asked) || text.startsWith(JSON.stringify(asked)), text);
+      assert.match(text, /does not exist/);
+      assert.ok(text.includes(near), `${asked}: ${text}`);
+    }
+  const { text } = await read(agent, "nothing-like-it.ts");
+  assert.match(text, /list_files/);
+});
+
+// ─── Listing ───────────────────────────────────────────────────────────────────────────────────
+
+test("a directory lists its directories first with their number of entries, then files with their size", async () => {
+  const agent = await agentWith({
+    "b.ts": "12345",
+    "a.md": "x".repeat(1536),
+    "z/1": "",
+    "z/2": "",
+    "c/d/e": "",
+    "big.bin": Buffer.alloc(3 * KB * KB),
+    ".dot": "",
+  });
+  mkdirSync(path.join(agent.root, "empty"));
+  const expected = [
+    "c/ (1 entries)",
+    "empty/ (0 entries)",
+    "z/ (2 entries)",
+    ".dot (0 bytes)",
+    "a.md (1.5 KB)",
+    "b.ts (5 bytes)",
+    "big.bin (3.0 MB)",
+  ];
+  assert.equal((await list(agent)).text, expected.join("\n"));
+  assert.equal((await list(agent, "c")).text, "c/d/ (1 entries)");
+  assert.equal((await list(agent, "z/")).text, "z/1 (0 bytes)\nz/2 (0 bytes)");
+});
+
+test("a list has at most 1,000 entries, says how many more there are, and how to go on", async () => {
+  const agent = await agentWith({});
+  for (const [directory, n] of [
+    ["exact", 1000],
+    ["more", 1005],
+  ] as const)
+    write(
+      agent.root,
+      Object.fromEntries(Array.from({ length: n }, (_, i) => [`${directory}/f${i}.txt`, ""])),
+    );
+  for (const glob of [undefined, "*.txt"]) {
+    const exact = (await list(agent, "exact", glob)).text;
+    assert.equal(exact.split("\n").length, 1000);
+    const more = (await list(agent, "more", glob)).text.split("\n");
+    assert.equal(more.length, 1001);
+    assert.match(more.at(-1) ?? "", /^\.\.\. 5 more; list a subdirectory or pass a glob$/);
+  }
+});
+
+const GLOBS = [
+  [".", "*.ts", "a.ts src/b.test.ts src/b.ts src/deep/c.ts"],
+  [".", "**/*.ts", "a.ts src/b.test.ts src/b.ts src/deep/c.ts"],
+  [".", "src/*.ts", "src/b.test.ts src/b.ts"],
+  [".", "./src/*.ts", "src/b.test.ts src/b.ts"],
+  [".", "/src/*.ts", "src/b.test.ts src/b.ts"],
+  [".", "src/**", "src/b.test.ts src/b.ts src/d.js src/deep/c.ts"],
+  [".", "*.{js,md}", "app/[id]/parts/p.md odd[name/q.md src/d.js x.md {brace/r.md"],
+  [".", "b.*", "src/b.test.ts src/b.ts"],
+  [".", "**/deep/**", "src/deep/c.ts"],
+  [".", "[ab].ts", "a.ts src/b.ts"],
+  [".", "!*.ts", "app/[id]/parts/p.md odd[name/q.md src/d.js x.md {brace/r.md"],
+  ["src", "*.ts", "src/b.test.ts src/b.ts src/deep/c.ts"],
+  ["src", "**/*.ts", "src/b.test.ts src/b.ts src/deep/c.ts"],
+  ["src", "deep/*.ts", "src/deep/c.ts"],
+  ["src", "src/*.ts", "src/b.test.ts src/b.ts"],
+  ["src", "!*.ts", "src/d.js"],
+  ["src", "!*.test.ts", "src/b.ts src/d.js src/deep/c.ts"],
+  ["app/[id]", "parts/*.md", "app/[id]/parts/p.md"],
+  ["app/[id]", "*.md", "app/[id]/parts/p.md"],
+  ["odd[name", "*.md", "odd[name/q.md"],
+  ["{brace", "*.md", "{brace/r.md"],
+] as const;
+
+test("a glob gives every matching file below the path, and limits a search to the same files", async () => {
+  const names = words(
+    "a.ts src/b.ts src/b.test.ts src/d.js src/deep/c.ts x.md app/[id]/parts/p.md odd[name/q.md {brace/r.md",
+  );
+  const agent = await agentWith(Object.fromEntries(names.map((name) => [name, "needle\n"])));
+  for (const [where, glob, expected] of GLOBS) {
+    const about = `${glob} below ${where}`;
+    assert.equal(
+      (await list(agent, where, glob)).text.replace(/\n\[.*/, ""),
+      words(expected).join("\n"),
+      about,
+    );
+    const found = (await search(agent, "needle", { path: where, glob })).text;
+    assert.deepEqual(
+      found
+        .replace(/\n\[.*/, "")
+        .replaceAll("\n1: needle", "")
+        .split("\n"),
+      words(expected),
+      about,
+    );
+  }
+});
+
+test("a glob that is none is called so, and not taken for one without matches", async () => {
+  const agent = await agentWith({ "a.ts": "needle\n" });
+  for (const glob of ["[", "a[b-", "{a,b"]) {
+    assert.match((await list(agent, ".", glob)).text, /glob/, glob);
+    assert.match((await search(agent, "needle", { glob })).text, /glob/, glob);
+  }
+});
+
+// ─── Ignored files ─────────────────────────────────────────────────────────────────────────────
+
+const IGNORE: { [name: string]: string } = {
+  ".gitignore": "*.log\n!keep.log\n/only-top.txt\nbuild/\n# a comment\ndoc/*.txt\nsp\\ ace/\n",
+  ".ignore": "private.md\n",
+  "sub/.gitignore": "nested.ts\n!again.log\n/gen/\n/top.ts\n",
+};
+const KEPT =
+  "keep.log kept.ts sub/again.log sub/deep/kept.ts sub/deep/top.ts sub/only-top.txt doc/sub/x.txt nested.ts top.ts gen/x.ts";
+const LEFT_OUT =
+  "x.log sub/x.log only-top.txt build/out.js sub/build/out.js doc/a.txt private.md sub/private.md sub/nested.ts sub/deep/nested.ts sub/gen/x.ts sub/top.ts node_modules/lib/i.js sub/node_modules/lib/i.js";
+
+test("ignored files are left out of searches and globs by every rule of git, and listed and read by name", async () => {
+  const files = Object.fromEntries(words(`${KEPT} ${LEFT_OUT}`).map((name) => [name, "needle\n"]));
+  const agent = await agentWith({ ...IGNORE, ...files });
+  for (const where of [".", "sub", "sub/deep"]) {
+    const below = (name: string) => where === "." || name.startsWith(`${where}/`);
+    const expected = words(KEPT).filter(below).sort();
+    const found = (await search(agent, "needle", { path: where })).text;
+    assert.deepEqual(
+      found
+        .replace(/\n\[.*/, "")
+        .replaceAll("\n1: needle", "")
+        .split("\n")
+        .sort(),
+      expected,
+      `search below ${where}`,
+    );
+    for (const glob of ["**/*", "*.{ts,txt,log,js,md}"]) {
+      const listed = (await list(agent, where, glob)).text;
+      assert.deepEqual(
+        namesOf(listed)
+          .filter((name) => !/ignore$/.test(name))
+          .sort(),
+        expected,
+        `${glob} below ${where}`,
+      );
+      assert.match(listed, /\n\[left out.*\]$/);
+    }
+    assert.match(found, /\n\[left out.*\]$/);
+    assert.match(
+      (await search(agent, "absent", { path: where })).text,
+      /^No match in \d+ files.*\n\[left out.*\]$/,
+    );
+  }
+  for (const name of words(LEFT_OUT)) {
+    assert.match((await read(agent, name)).text, /\n1\tneedle$/, name);
+    assert.equal((await search(agent, "needle", { path: name })).text, `${name}\n1: needle`);
+    assert.match((await list(agent, path.dirname(name))).text, new RegExp(`^${name} `, "m"));
+  }
+  assert.match(
+    (await search(agent, "needle", { path: "node_modules/lib" })).text,
+    /^node_modules\/lib\/i\.js\n1: needle/,
+  );
+  assert.match(
+    (await search(agent, "needle", { path: "build" })).text,
+    /^build\/out\.js\n1: needle/,
+  );
+});
+
+test("a rule that names a path holds below, too, where a search begins deeper than the rule stands", async () => {
+  const agent = await agentWith({
+    "sub/.gitignore": "/deep/gen/\n",
+    "sub/deep/gen/x.ts": "needle\n",
+    "sub/deep/y.ts": "needle\n",
+  });
+  assert.match(
+    (await search(agent, "needle", { path: "sub/deep" })).text,
+    /^sub\/deep\/y\.ts\n1: needle(\n\[.*)?$/,
+  );
+});
+
+test("what is left out is named: the rule or the place, and node_modules, but nothing that is there", async () => {
+  const agent = await agentWith({
+    ".gitignore": "*.log\n",
+    "x.log": "",
+    "a.ts": "",
+    "node_modules/a/i.js": "",
+    ".git/HEAD": "",
+  });
+  for (const { text } of [
+    await search(agent, "absent"),
+    await list(agent, ".", "*"),
+    await list(agent, ".", "*.none"),
+  ]) {
+    const [, note = ""] = /\n\[left out.*: (.*)\]$/.exec(text) ?? [];
+    assert.match(note, /\.log/, text);
+    assert.match(note, /node_modules/, text);
+    assert.doesNotMatch(note, /a\.ts|!|\/(?!x)/, text);
+  }
+  const all = await agentWith({ "a.ts": "", ".git/HEAD": "" });
+  for (const { text } of [await search(all, "absent"), await list(all, ".", "*")])
+    assert.doesNotMatch(text, /left out/, "where nothing of interest is left out, nothing is said");
+});
+
+test("rules above the directory, and rules that a user has set for git and ripgrep, do not count", async () => {
+  const above = temporary();
+  write(above, {
+    ".gitignore": "*\n",
+    ".ignore": "*\n",
+    ".rgignore": "*\n",
+    ".git/info/exclude": "*\n",
+    "repo/a.ts": "needle\n",
+    config: "--ignore-case\n--glob=!*.ts\n",
+  });
+  const agent = await agentAt(path.join(above, "repo"));
+  const before = process.env.RIPGREP_CONFIG_PATH;
+  process.env.RIPGREP_CONFIG_PATH = path.join(above, "config");
+  try {
+    assert.equal((await search(agent, "needle")).text, "a.ts\n1: needle");
+    assert.equal((await list(agent, ".", "*")).text, "a.ts");
+    assert.match((await search(agent, "NEEDLE")).text, /^No match in 1 files/);
+  } finally {
+    if (before === undefined) delete process.env.RIPGREP_CONFIG_PATH;
+    else process.env.RIPGREP_CONFIG_PATH = before;
+  }
+});
+
+test("an ignored file with a line end in its name confuses neither a search nor a list", async () => {
+  const agent = await agentWith({
+    ".gitignore": "*.log\n",
+    "a\nb.log": "needle\n",
+    "a.ts": "needle\n",
+    "c\nrg: regex.log": "x\n",
+  });
+  const { text, isError } = await search(agent, "absent");
+  assert.ok(!isError, text);
+  assert.match(text, /^No match in 2 files/);
+  assert.equal(namesOf((await list(agent, ".", "*")).text).join(" "), ".gitignore a.ts");
+  assert.match((await search(agent, "(")).text, /taken literally/);
+});
+
+test("thousands of ignored files are left out of a glob as few are", async () => {
+  const agent = await agentWith({ ".gitignore": "*.o\n", "a.c": "needle\n" });
+  const deep = "a-long-name-of-a-directory/".repeat(8);
+  write(
+    agent.root,
+    Object.fromEntries(Array.from({ length: 6000 }, (_, i) => [`${deep}${i}.o`, ""])),
+  );
+  assert.equal((await list(agent, ".", "**/*.{c,o}")).text.split("\n")[0], "a.c");
+  assert.equal(namesOf((await list(agent, ".", "**/*.{c,o}")).text).length, 1);
+  assert.match((await search(agent, "needle", { glob: "**/*.{c,o}" })).text, /^a\.c\n1: needle/);
+});
+
+// ─── Searching ─────────────────────────────────────────────────────────────────────────────────
+
+test("a search groups its lines by file, sorted, with the lines around where asked for", async () => {
+  const agent = await agentWith({
+    "b.ts": "one\ntwo\nthree\nfour\nfive\n",
+    "a/x.ts": "two\n",
+    "c.ts": "TWO\n",
+  });
+  assert.equal((await search(agent, "two")).text, "a/x.ts\n1: two\nb.ts\n2: two");
+  assert.equal(
+    (await search(agent, "two", { ignoreCase: true })).text,
+    "a/x.ts\n1: two\nb.ts\n2: two\nc.ts\n1: TWO",
+  );
+  assert.equal(
+    (await search(agent, "three", { context: 1 })).text,
+    "b.ts\n2- two\n3: three\n4- four",
+  );
+  assert.equal(
+    (await search(agent, "o|four", { path: "b.ts", context: 9 })).text,
+    "b.ts\n1: one\n2: two\n3- three\n4: four\n5- five",
+  );
+  assert.equal((await search(agent, "^t.o$", { path: "a" })).text, "a/x.ts\n1: two");
+  assert.equal((await search(agent, "two", { path: "b.ts" })).text, "b.ts\n2: two");
+});
+
+test("a pattern that is no regular expression is taken literally, and that is said", async () => {
+  const agent = await agentWith({ "a.ts": "call(\nx[0\n*p++\n(?<=a)b\n" });
+  for (const pattern of ["call(", "x[0", "*p++", "(?<=a)b"]) {
+    const { text } = await search(agent, pattern);
+    assert.match(text, /literal/, pattern);
+    assert.ok(text.includes(`: ${pattern}`), `${pattern}: ${text}`);
+  }
+  assert.match((await search(agent, "absent(")).text, /literal[\s\S]*No match in 1 files/);
+});
+
+test("no pattern is a flag, hangs the search or breaks it", async () => {
+  const agent = await agentWith({ "a.ts": `${"a".repeat(30)}!\n--files -e --pre\n` });
+  assert.match((await search(agent, "--files")).text, /^a\.ts\n2: --files/);
+  assert.match((await search(agent, "-e")).text, /^a\.ts\n2: /);
+  for (const pattern of [
+    "(a+)+$",
+    "(a|aa)+$",
+    "(.*)*x",
+    "a{1,1000}{1,1000}",
+    "(?i)(?s).*",
+    "\\p{Nope}",
+    "a\nb",
+    "(?x) a # c",
+    "[[:alpha:]]",
+    "",
+  ]) {
+    const start = Date.now();
+    await search(agent, pattern);
+    assert.ok(Date.now() - start < 2000, pattern);
+  }
+});
+
+test("a pattern that holds a line end is answered with what to do", async () => {
+  const agent = await agentWith({ "a.ts": "one\ntwo\n" });
+  for (const pattern of ["one\ntwo", "one\\ntwo"]) {
+    const { text } = await search(agent, pattern);
+    assert.match(text, /line/, text);
+    assert.doesNotMatch(text, /--multiline|-U/, "no advice that cannot be followed");
+  }
+});
+
+test("a search shows at most 100 matches, says that there are more, and how to go on", async () => {
+  const agent = await agentWith(
+    Object.fromEntries(Array.from({ length: 150 }, (_, i) => [`f${i}.ts`, "needle\n"])),
+  );
+  const { text } = await search(agent, "needle");
+  assert.equal(text.match(/^1: needle$/gm)?.length, 100);
+  assert.match(text, /\n\[first 100 matches; narrow the pattern or pass path or glob\]$/);
+  const few = await search(agent, "needle", { glob: "f1?.ts" });
+  assert.equal(few.text.match(/^1: needle$/gm)?.length, 10);
+  assert.doesNotMatch(few.text, /first/);
+});
+
+test("a file with many matches gives its count, and leaves room for the others", async () => {
+  const agent = await agentWith({
+    "a.ts": repeat(500, (i) => `needle ${i}\n`),
+    "b.ts": "needle b\n",
+    "c.ts": repeat(30, () => "needle\n"),
+  });
+  const { text } = await search(agent, "needle");
+  assert.match(text, /500 matches/);
+  assert.match(text, /^b\.ts\n1: needle b$/m);
+  assert.match(text, /^c\.ts$/m);
+  assert.ok((text.match(/^\d+: /gm) ?? []).length <= 100);
+  const { text: one } = await search(agent, "needle", { path: "a.ts" });
+  assert.match(one, /500 matches/);
+});
+
+test("a result of a search has at most 20 KB, whatever the lines and the names", async () => {
+  const long = `${"d".repeat(250)}/`.repeat(14);
+  const trees = {
+    lines: {
+      "a.ts": repeat(90, () => `needle ${"é".repeat(5000)}\n`),
+      "b.ts": repeat(90, () => `${"漢".repeat(900)}needle\n`),
+    },
+    context: { "a.ts": repeat(5000, (i) => `${i % 41 ? "" : "needle"}${"x".repeat(280)}\n`) },
+    names: Object.fromEntries(
+      Array.from({ length: 120 }, (_, i) => [`${long}${i}.ts`, "needle\n"]),
+    ),
+    controls: Object.fromEntries(
+      Array.from({ length: 120 }, (_, i) => [`${i}${"\x01".repeat(240)}`, "needle\n"]),
+    ),
+  };
+  for (const [kind, tree] of Object.entries(trees)) {
+    const agent = await agentWith(tree);
+    const { text } = await search(agent, "needle", { context: kind === "context" ? 20 : 0 });
+    assert.ok(bytes(text) <= 22 * KB + 4 * KB, `${kind}: ${bytes(text)} bytes`);
+    assert.match(text, /narrow the pattern or pass path or glob|matches in this file/, kind);
+  }
+});
+
+test("a line of a search has at most 300 characters around its match, cut between characters", async () => {
+  for (const pad of [0, 1])
+    for (const fill of ["x", "é", "漢", "😀"]) {
+      const side = `${"y".repeat(pad)}${fill.repeat(2000)}`;
+      const agent = await agentWith({
+        "a.ts": `${side}needle${side}\n`,
+        "b.ts": `${side}needle`,
+        "c.ts": `needle${side}\n`,
+      });
+      const { text } = await search(agent, "needle", { context: 2 });
+      const rows = text.match(/^1: .*$/gm) ?? [];
+      assert.equal(rows.length, 3);
+      for (const row of rows) {
+        assert.ok(row.includes("needle"), row);
+        assert.ok(row.length <= 3 + 302, `${row.length}`);
+        assert.ok(!row.includes("\ufffd") && row.isWellFormed());
+      }
+    }
+});
+
+test("the match is in the part that is shown, also in a long line that is no UTF-8", async () => {
+  const encoded = (encoding: "gbk" | "windows-1252") =>
+    encode(`${PROSE[encoding].repeat(100)} needle ${PROSE[encoding].repeat(100)}\n`, encoding);
+  const agent = await agentWith({
+    "gbk.txt": encoded("gbk"),
+    "latin.txt": encoded("windows-1252"),
+    "16.txt": utf16(`${"漢é".repeat(3000)}needle\n`, true),
+  });
+  const { text } = await search(agent, "needle");
+  for (const name of ["gbk.txt", "latin.txt", "16.txt"])
+    assert.match(text, new RegExp(`^${name}\n1: .*needle`, "m"), name);
+});
+
+test("every part of a single line of 5 MB can be reached by search_files, and no pattern makes it slow", async () => {
+  const part = "function a(b,c){return b+c};";
+  const content = `${part.repeat(90_000)}NEEDLE_ONE${part.repeat(90_000)}NEEDLE_TWO`;
+  const agent = await agentWith({ "app.min.js": content, "b.js": "return b\n" });
+  const { text } = await read(agent, "app.min.js");
+  assert.ok(text.length < 2200);
+  assert.match(text, /^app\.min\.js \(1 lines?\)\n1\t.*cut.*search_files/);
+  for (const needle of ["NEEDLE_ONE", "NEEDLE_TWO", "NEEDLE_TWO$"]) {
+    const found = (await search(agent, needle)).text;
+    assert.match(found, /^app\.min\.js\n1: .*NEEDLE/);
+    assert.ok(found.length < 400);
+  }
+  for (const pattern of ["return", "b", ".", "", "\\w+", "[a-z]"]) {
+    const start = Date.now();
+    const found = (await search(agent, pattern)).text;
+    assert.match(found, /^app\.min\.js\n1: .*return b/, pattern);
+    assert.match(
+      found,
+      /^b\.js\n1: return b$/m,
+      `what comes after the long line is found for "${pattern}"`,
+    );
+    assert.ok(Date.now() - start < 3000, `"${pattern}" took ${Date.now() - start} ms`);
+  }
+});
+
+test("no list floods the model, whatever the names and the rules are like", async () => {
+  const bound = 256 * KB;
+  const deep = `${"d".repeat(250)}/`.repeat(14);
+  const rule = `[x${"a".repeat(200_000)}]*`;
+  const agent = await agentWith({
+    ".gitignore": `${rule}\n${"b*".repeat(50_000)}\nc?\n`,
+    xx: "",
+    bbb: "",
+    cc: "",
+  });
+  write(
+    agent.root,
+    Object.fromEntries(Array.from({ length: 1000 }, (_, i) => [`${deep}${i}.ts`, ""])),
+  );
+  write(
+    agent.root,
+    Object.fromEntries(
+      Array.from({ length: 1000 }, (_, i) => [`flat/${i}${"\x01".repeat(240)}`, ""]),
+    ),
+  );
+  for (const { text } of [
+    await list(agent, "."),
+    await list(agent, "flat"),
+    await list(agent, ".", "*.ts"),
+    await list(agent, "flat", "*"),
+    await list(agent, deep),
+  ])
+    assert.ok(bytes(text) <= bound, `${bytes(text)} bytes`);
+  for (const { text } of [
+    await search(agent, "absent"),
+    await search(agent, "absent", { glob: "*.ts" }),
+  ])
+    assert.ok(bytes(text) < 4 * KB, `${bytes(text)} bytes for nothing found`);
+});
+
+test("the pages of a file that is no UTF-8 are bounded, too", async () => {
+  const agent = await agentWith({
+    "a.txt": Buffer.concat(
+      Array.from({ length: 2000 }, () => Buffer.from(`${"\xe9".repeat(100)}\n`, "latin1")),
+    ),
+    "b.txt": utf16(`${"é".repeat(100)}\n`.repeat(2000), false),
+  });
+  for (const name of ["a.txt", "b.txt"])
+    for (const page of (await readAll(agent, name)).pages)
+      assert.ok(page.length <= 36 * KB, `${name}: ${page.length}`);
+});
+
+test("numbers and paths are the same whether a search has one file or many, a glob or none", async () => {
+  const agent = await agentWith({ "src/a.ts": "x\nneedle\n", "b.ts": "" });
+  for (const args of [
+    {},
+    { path: "." },
+    { path: "./src/" },
+    { path: "src/a.ts" },
+    { path: agent.root },
+    { glob: "*.ts" },
+    { glob: "src/**" },
+    { path: "src", glob: "a.ts" },
+  ])
+    assert.equal(
+      (await search(agent, "needle", args)).text,
+      "src/a.ts\n2: needle",
+      JSON.stringify(args),
+    );
+});
+
+test("files of a directory are searched that have no git repository, hidden ones too", async () => {
+  const agent = await agentWith({
+    ".github/ci.yml": "needle\n",
+    ".hidden": "needle\n",
+    "a/.b/c": "needle\n",
+  });
+  assert.equal(
+    (await search(agent, "needle")).text,
+    ".github/ci.yml\n1: needle\n.hidden\n1: needle\na/.b/c\n1: needle",
+  );
+});
+
+test("no tool changes anything in the directory", async () => {
+  const agent = await agentWith({ "a.ts": "needle\n", ".gitignore": "*.log\n" });
+  const state = () => execFileSync("find", [agent.root, "-printf", "%P %s %T@ %m\n"]).toString();
+  const before = state();
+  await Promise.all([
+    list(agent),
+    list(agent, ".", "*"),
+    read(agent, "a.ts"),
+    read(agent, "b.ts"),
+    search(agent, "needle"),
+    search(agent, "("),
+  ]);
+  assert.equal(state(), before);
+  assert.equal(readFileSync(path.join(agent.root, "a.ts"), "utf8"), "needle\n");
+});
