@@ -34,6 +34,7 @@ import {
   readdirSync,
   readFileSync,
   readSync,
+  statSync,
 } from "node:fs";
 import * as fs from "node:fs/promises";
 import { homedir } from "node:os";
@@ -98,7 +99,7 @@ export type Lines = { [file: string]: [number, number][] };
 export type AgentEvent =
   | { type: "agent_start" | "turn_start" }
   | { type: "message_start" | "message_end"; message: ai.Message }
-  | { type: "message_update"; usage: ai.Usage; assistantMessageEvent: ai.AssistantMessageEvent }
+  | Update
   | ({ type: "tool_execution_start"; args: unknown } & CallId)
   | ({ type: "tool_execution_end"; result: Result; isError: boolean } & CallId)
   | { type: "turn_end"; message: Reply; toolResults: Result[] }
@@ -106,6 +107,11 @@ export type AgentEvent =
   | { type: "auto_retry_end"; success: boolean; attempt: number; finalError?: string }
   | ({ type: "agent_end"; messages: ai.Message[]; willRetry: false } & Outcome);
 
+type Update = {
+  type: "message_update";
+  usage: ai.Usage;
+  assistantMessageEvent: ai.AssistantMessageEvent;
+};
 type Model = ai.Model<ai.Api>;
 type Reply = ai.AssistantMessage;
 type Result = ai.ToolResultMessage;
@@ -1091,19 +1097,22 @@ const FORMS = [
 
 /**
  * The messages of a session file, on the branch that ends with its last entry, and that entry's id.
- * A torn line is passed over. Throws if the file is no session, or one about another directory.
+ * Passes over a torn line, and says so. Throws if it is no session, or one about another directory.
  */
 export function loadSession(root: string, file: string) {
   const lines = existsSync(file) ? readFileSync(file, "utf8").split("\n") : [];
   const [header, ...entries] = lines.map(parseJson).filter((entry) => entry?.type);
-  if (lines.length > 0 && header?.cwd !== root)
-    throw new UserError(`${file} is no session about ${root}: name another file`);
+  const isEmpty = lines.join("").trim() === "";
+  if (!isEmpty && header?.type !== "session") throw new UserError(`${file} holds no session`);
+  if (!isEmpty && header.cwd !== root) throw new UserError(`${file} is about ${header.cwd}`);
+  if (lines.filter(Boolean).length > entries.length + 1)
+    note(`${file} has a torn line, which is passed over.`, "yellow");
   const byId = new Map(entries.map((entry) => [entry.id, entry]));
   const last = entries.at(-1)?.id;
   const messages: ai.Message[] = [];
   for (let entry = byId.get(last); entry; entry = byId.get(entry.parentId))
     if (/^(user|assistant|toolResult)$/.test(entry.message?.role)) messages.unshift(entry.message);
-  return { messages, id: header?.id, last, isTorn: lines.length > 0 && lines.at(-1) !== "" };
+  return { messages, id: header?.id, last, isEmpty, isTorn: !isEmpty && lines.at(-1) !== "" };
 }
 
 /**
@@ -1112,27 +1121,29 @@ export function loadSession(root: string, file: string) {
  * appends in single writes, so that two processes mix no lines and a crash loses one at most.
  */
 export function saveSession(agent: Agent, file: string): Agent["emit"] {
-  const { messages, id = agent.id, last = null, isTorn } = loadSession(agent.root, file);
-  Object.assign(agent, { messages, id });
-  let isKept = true;
-  const write = (entry: object, start = "") => {
-    const line = `${start}${JSON.stringify(entry)}\n`;
-    try {
-      if (isKept) appendFileSync(file, line, { mode: 0o600 });
-    } catch (error) {
-      isKept = false;
-      note(`The conversation is not kept: ${error}`, "yellow");
-    }
-  };
-  mkdirSync(path.dirname(file), { recursive: true, mode: 0o700 });
-  let [parentId, start] = [last, isTorn ? "\n" : ""];
+  const old = loadSession(agent.root, file);
+  Object.assign(agent, { messages: old.messages, id: old.id ?? agent.id });
+  makeDirectory(path.dirname(file));
+  const output = openSync(file, "a", 0o600);
+  const write = (entry: object) => appendFileSync(output, `${JSON.stringify(entry)}\n`);
+  if (old.isTorn) appendFileSync(output, "\n");
+  let [parentId, isNew] = [old.last ?? null, old.isEmpty];
   return (event) => {
     if (event.type !== "message_end") return;
-    if (!existsSync(file)) write(headerOf(agent));
     const entry = { type: "message", id: randomUUID().slice(0, 8), parentId, timestamp: now() };
-    write({ ...entry, message: event.message }, start);
-    [parentId, start] = [entry.id, ""];
+    // After a /clear, nothing leads back to what was said before.
+    if (agent.messages[0] === event.message) entry.parentId = null;
+    if (isNew) write(headerOf(agent));
+    write({ ...entry, message: event.message });
+    [parentId, isNew] = [entry.id, false];
   };
+}
+
+/** With its parents; mkdir's own way to do that never ends below /proc. */
+function makeDirectory(directory: string): void {
+  if (existsSync(directory)) return;
+  makeDirectory(path.dirname(directory));
+  mkdirSync(directory, 0o700);
 }
 
 const now = () => new Date().toISOString();
@@ -1141,12 +1152,15 @@ function headerOf({ id, root }: Agent) {
 }
 
 /** Where a conversation about a directory is kept by default: a new file, or the last one. */
-function sessionFile({ root, id }: Agent, last = false): string {
+function sessionFile({ root, id }: Agent, last: boolean): string {
   const state = process.env.XDG_STATE_HOME || path.join(homedir(), ".local", "state");
   const key = createHash("sha256").update(root).digest("hex").slice(0, 16);
   const directory = path.join(state, "mini-pi", `${path.basename(root)}-${key}`);
-  const files = last && existsSync(directory) ? readdirSync(directory).sort() : [];
-  return path.join(directory, files.at(-1) ?? `${now().replace(/[:.]/g, "-")}_${id}.jsonl`);
+  makeDirectory(directory);
+  const files = readdirSync(directory).map((name) => path.join(directory, name));
+  const found = last && files.sort().findLast((file) => statSync(file).size > 0);
+  if (last && !found) note(`There is no conversation about ${root} so far: this is a new one.`);
+  return found || path.join(directory, `${now().replace(/[:.]/g, "-")}_${id}.jsonl`);
 }
 
 // === Part III: the terminal ====================================================================
@@ -1459,18 +1473,26 @@ function summary({ usage, turns }: Outcome, messages: ai.Message[], ms: number):
   return `${turns} turns, ${tokens}, ${(ms / 1000).toFixed(1)} s, ${provider}/${model}`;
 }
 
-/** For programs: one event a line, as pi does it: without the message so far in updates. */
+/** For programs: one event a line, as pi has it: updates come without the message so far. */
 function printJson(agent: Agent): Agent["emit"] {
-  // Some readers end a line at U+2028 and U+2029.
-  const escaped = (c: string) => `\\u${c.charCodeAt(0).toString(16)}`;
-  const wire = (key: string, value: unknown) => (key === "partial" ? undefined : value);
-  const print = (value: object) =>
-    process.stdout.write(`${JSON.stringify(value, wire).replace(/[\u2028\u2029]/g, escaped)}\n`);
+  // Some readers end a line at U+2028 and its like.
+  const escaped = (c: string) => `\\u${c.charCodeAt(0).toString(16).padStart(4, "0")}`;
+  const print = (value: object) => {
+    const line = JSON.stringify(value).replace(/[\x7f-\x9f\u2028\u2029]/g, escaped);
+    process.stdout.write(`${line}\n`);
+  };
   print(headerOf(agent));
   return (event) => {
-    print(event);
+    print(event.type === "message_update" ? wireUpdate(event) : event);
     if (event.type === "agent_end" && event.message) note(`mini-pi: ${event.message}`, "red");
   };
+}
+
+function wireUpdate({ type, usage, assistantMessageEvent: update }: Update): object {
+  const { partial, ...rest } = { partial: undefined, ...update };
+  const block = update.type === "toolcall_start" && partial?.content[update.contentIndex];
+  const call = block && block.type === "toolCall" ? { id: block.id, toolName: block.name } : {};
+  return { type, usage, assistantMessageEvent: { ...rest, ...call } };
 }
 
 // --- Conversation ------------------------------------------------------------------------------
@@ -1479,7 +1501,7 @@ function printJson(agent: Agent): Agent["emit"] {
  * Questions from a terminal until Ctrl-D, Ctrl-C at the prompt, or /exit. A line typed while the
  * agent works is queued: the model hears it before its next request, or it is the next question.
  */
-async function converse(agent: Agent): Promise<void> {
+async function converse(agent: Agent, baseUrl?: string): Promise<void> {
   const terminal = readline.createInterface({ input: process.stdin, output: process.stderr });
   const quit = agent.signal;
   const pasted: string[] = [];
@@ -1498,8 +1520,9 @@ async function converse(agent: Agent): Promise<void> {
   };
   const hear = (text: string) => {
     if (text === "/exit") terminal.close();
+    else if (work && text.startsWith("/")) note("Not while it works: Ctrl-C stops it.");
     else if (work && text) note(`queued (${agent.queue.push(text)})`);
-    else if (text.startsWith("/")) work = command(agent, text).then(prompt);
+    else if (text.startsWith("/")) work = command(agent, text, baseUrl).then(prompt);
     else if (text) work = ask(text).then(prompt);
     else if (!work) prompt();
   };
@@ -1521,13 +1544,13 @@ async function converse(agent: Agent): Promise<void> {
 }
 const BRACKETED_PASTE = { on: "\x1b[?2004h", off: "\x1b[?2004l" };
 
-async function command(agent: Agent, text: string): Promise<void> {
+async function command(agent: Agent, text: string, baseUrl?: string): Promise<void> {
   const [name, argument] = text.split(/\s+/);
   if (name === "/clear") Object.assign(agent, { messages: [], trimmed: 0 });
   else if (name !== "/model")
     return note("/model [<provider/id>], /clear (forget what was said), /exit");
   const choice =
-    argument && (await findModel(argument).catch((error) => note(error.message, "red")));
+    argument && (await findModel(argument, baseUrl).catch((error) => note(error.message, "red")));
   Object.assign(agent, choice);
   note(`${agent.model.provider}/${agent.model.id}, ${agent.messages.length} messages`);
 }
@@ -1663,7 +1686,7 @@ async function main(args: string[]): Promise<number | undefined> {
     keep(event);
     print(event);
   };
-  if (question === undefined) await converse(agent);
+  if (question === undefined) await converse(agent, value("base-url"));
   else return exitCodeOf(await runAgent(agent, question), signal, value("strict") !== undefined);
   return signal.aborted ? signal.reason.exitCode : 0;
 }

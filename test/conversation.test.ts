@@ -356,8 +356,6 @@ test(
     const conversation = await begin(server);
     conversation.enter("one");
     await answered(conversation, /So\.\r\n/);
-    conversation.enter("/model nobody/nothing");
-    await conversation.see(/no model nobody\/nothing/);
     conversation.enter("/model anthropic/claude-fable-5");
     await conversation.see(/anthropic\/claude-fable-5, 2 messages/);
     conversation.enter("two");

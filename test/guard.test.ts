@@ -412,6 +412,25 @@ for (const name of [".gitignore", ".ignore", ".rgignore", "sub/.gitignore", ".gi
         assert.doesNotMatch(text, /kwyjibo|secret-[*?]/, `below ${where}`);
   });
 
+test("rules that stand above the directory tell nothing, not even by their mistakes", async () => {
+  const on = await agentWith({ "sub/deep/a.ts": "x\n", ".gitignore": "{here\n" });
+  const broken = `{${CANARY}\n[${CANARY}\n${CANARY}\\\n`;
+  const names = [".gitignore", ".ignore", ".rgignore", ".git/info/exclude"];
+  write(path.dirname(on.root), Object.fromEntries(names.map((name) => [name, broken])));
+  for (const where of words(". sub sub/deep sub/deep/a.ts"))
+    for (const { text } of [
+      await search(on, "zzz", { path: where }),
+      await search(on, "zzz", { path: where, glob: "*.log" }),
+      await search(on, "zzz", { path: where, glob: "[" }),
+      await search(on, "(", { path: where }),
+      await search(on, "a\nb", { path: where }),
+      await list(on, where, "*"),
+      await list(on, where, "["),
+      await read(on, `${where}/missing`),
+    ])
+      assert.doesNotMatch(text, /kwyjibo/, `below ${where}`);
+});
+
 test("the rules that git keeps outside of the directory tell nothing", async () => {
   const on = await agentWith({ ".git": "gitdir: ../gitdir\n", "secret-1.log": "x\n" });
   write(path.dirname(on.root), {

@@ -238,7 +238,15 @@ describe("A question that is an argument leaves stdin alone, whatever it is", {
     assert.match(stdout, /^It is there\.\r$/m);
   });
 
-  test("It answers when all of stdin, stdout and stderr but stdout are closed", async () => {
+  test("It leaves a terminal's settings as they were", { skip: NO_TERMINAL }, async () => {
+    await using server = await startModelServer([reply(ANSWER)]);
+    const { stdout } = await onTerminal(server, (asked) => `stty -g; ${asked}; stty -g`).done;
+    const [before = "", ...rest] = stdout.trim().split("\r\n");
+    assert.equal(rest.at(-1), before);
+    assert.match(before, /^[\da-f:]+$/);
+  });
+
+  test("It answers when only stdout is open", async () => {
     await using server = await startModelServer([reply(ANSWER)]);
     const { code, stdout } = await shell(server, "mini-pi <&- 2>&-").done;
     assert.deepEqual([code, stdout], [0, `${ANSWER}\n`]);
@@ -362,9 +370,9 @@ function shell(server: ModelServer, line: string): Cli {
 }
 
 /** Runs mini-pi with a terminal for stdin, stdout and stderr. */
-function onTerminal(server: ModelServer): Cli {
-  const command = [process.execPath, ...words(server)].map((word) => `'${word}'`).join(" ");
-  return startCommand("script", ["-qec", command, "/dev/null"], { env: ENV, input: "open" });
+function onTerminal(server: ModelServer, line = (asked: string) => asked): Cli {
+  const asked = [process.execPath, ...words(server)].map((word) => `'${word}'`).join(" ");
+  return startCommand("script", ["-qec", line(asked), "/dev/null"], { env: ENV, input: "open" });
 }
 
 /** Sends a signal, and gives the milliseconds until the child has ended. */

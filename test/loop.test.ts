@@ -88,7 +88,7 @@ test("A reply that ends with length has its calls refused, and can make them aga
   assert.deepEqual([runs(), outcome.answer], [1, "Done."]);
 });
 
-test("A reply that ends with aborted keeps what came, and answers its calls", async () => {
+test("A reply that ends with aborted keeps what came, and has its calls not run", async () => {
   const stop = new AbortController();
   const { tool, runs } = counted();
   const emit = (event: AgentEvent) => {
@@ -98,10 +98,9 @@ test("A reply that ends with aborted keeps what came, and answers its calls", as
   };
   const given = { tools: [tool], signal: stop.signal, emit, tokensPerSecond: 1000 };
   const reply = fauxAssistantMessage([fauxText("Half an ans"), fauxToolCall("count", {})]);
-  const { outcome, agent } = await ask([reply], given);
+  const { outcome } = await ask([reply], given);
   assert.deepEqual(ending(outcome), ["aborted", "interrupted", "Half an ans"]);
   assert.equal(runs(), 0);
-  assert.equal(agent.messages.at(-1)?.role, "toolResult");
 });
 
 test("A reply that ends with error ends the run, with its message", async () => {
@@ -111,14 +110,15 @@ test("A reply that ends with error ends the run, with its message", async () => 
   assert.match(outcome.message, /It is broken\./);
 });
 
-test("A reply that ends with error has its calls not run", async () => {
+test("A reply that ends with error has its calls not run, and they can be made again", async () => {
   const { tool, runs } = counted();
   const error = { stopReason: "error", errorMessage: "It is broken." } as const;
-  const { agent } = await ask([fauxAssistantMessage([fauxToolCall("count", {})], error), "Done."], {
-    tools: [tool],
-  });
+  const call = () => fauxToolCall("count", {});
+  const steps = [fauxAssistantMessage([call()], error), calls(call()), "Done."];
+  const { agent } = await ask(steps, { tools: [tool] });
   assert.equal(runs(), 0);
   assert.equal((await runAgent(agent, "And now?")).answer, "Done.");
+  assert.equal(runs(), 1);
 });
 
 for (const rawStopReason of ["refusal", "content_filter", "SAFETY", "sensitive", "RECITATION"])
@@ -564,7 +564,10 @@ async function ask(steps: Steps, given: Given = {}, onAgent: (agent: Agent) => v
   return { agent, outcome, requests, events };
 }
 
-/** Each call has its one result, right after its message and in order, and nothing is empty. */
+/**
+ * Each call has its one result, right after its message and in order, and nothing is empty. Replies
+ * that failed are not sent, so their calls have none.
+ */
 function assertValid(messages: Message[]): void {
   const ids = messages.flatMap((m) => (m.role === "assistant" ? callIds(m) : []));
   assert.equal(new Set(ids).size, ids.length, "an id is used twice");
@@ -580,8 +583,10 @@ function assertValid(messages: Message[]): void {
   }
 }
 
-const callIds = ({ content }: AssistantMessage) =>
-  content.flatMap((block) => (block.type === "toolCall" ? [block.id] : []));
+function callIds({ content, stopReason }: AssistantMessage): string[] {
+  if (stopReason === "error" || stopReason === "aborted") return [];
+  return content.flatMap((block) => (block.type === "toolCall" ? [block.id] : []));
+}
 
 function textOf(message?: Message): string {
   const content = message?.content ?? "";

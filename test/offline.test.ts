@@ -222,7 +222,6 @@ const REAL: [dir: string, question: string, file: RegExp, holds: RegExp][] = [
     /function isContextOverflow\(/,
   ],
   [PI_AI, "where is retryAssistantCall?", /utils\/retry\.js$/, /function retryAssistantCall\(/],
-  [PI_AI, "Where are retries handled?", /retry\.js$/, /retry/i],
   [PI_AI, "fauxProvider 在哪里实现？", /providers\/faux\.js$/, /faux/],
   [PI_AI, "what is this project?", /README\.md$/, /Unified LLM API/],
 ];

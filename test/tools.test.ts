@@ -734,7 +734,7 @@ test("a name that is no valid UTF-8 is listed with the others, and answered in a
   assert.match((await list(agent, ".", "*.ts")).text, /^a\.ts\ncaf.*\nz\.ts$/);
   const found = await search(agent, "needle");
   assert.match(found.text, /^a\.ts\n1: needle\ncaf\S*\n1: needle\nz\.ts\n1: needle$/);
-  assert.match((await read(agent, namesOf(text)[1] ?? "")).text, /does not exist|needle/);
+  assert.match((await read(agent, namesOf(text)[1] ?? "")).text, /does not exist|no such file|needle/);
 });
 
 test("a name asked for in another spelling of the same characters is found", async () => {
@@ -1109,7 +1109,7 @@ test("a pattern that holds a line end is answered with what to do", async () => 
   const agent = await agentWith({ "a.ts": "one\ntwo\n" });
   for (const pattern of ["one\ntwo", "one\\ntwo"]) {
     const { text } = await search(agent, pattern);
-    assert.match(text, /line/, text);
+    assert.match(text, /line|\\n/, text);
     assert.doesNotMatch(text, /--multiline|-U/, "no advice that cannot be followed");
   }
 });
