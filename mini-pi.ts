@@ -433,7 +433,7 @@ const MAX_MS = 2 ** 31 - 1;
 const LAST_CALL = "Answer now, from what you have seen; no more tools.";
 const CUT_CALL = "Not run: your reply was cut off at the output limit. Make a shorter one.";
 const GO_ON = "You were cut off. Go on exactly where you stopped, and repeat nothing.";
-const CUT_OFF = "the answer was cut off at the output limit";
+const CUT_OFF = "the answer was cut off at the output limit, or the context is too small for it";
 
 /** Adds a message of the user, or of mini-pi in the user's place. */
 function say(agent: Agent, text: string): void {
@@ -510,7 +510,8 @@ async function flawIn(agent: Agent, run: Run): Promise<[demand: string, flaw: st
 const NO_ANSWER = "Your reply was empty. Answer the question now.";
 const WRONG_SOURCES = "These sources of yours are wrong. Give the whole answer again, corrected:";
 const NO_CALLS = "this model prints its tool calls instead of making them: take another one";
-const PRINTED_CALL = /^\s*(```\w*\s*)?(<tool_call>|<function|\[?\{\s*"(name|tool|type|function)")/;
+const PRINTED_CALL =
+  /^\s*(```\w*\s*)?(<function|\[?\{\s*"(name|tool|type|function)")|<tool_call>\s*\{/;
 
 /** What the replies used, in sum. */
 function totalsOf(messages: ai.Message[]): Totals {
@@ -877,18 +878,23 @@ function settled({ messages }: Agent, reply: Reply): Reply {
   const used = new Set(calls.map(({ id }) => id));
   const content = reply.content.map((block) => {
     if (block.type !== "toolCall") return block;
-    let { id, name, argumentsError: error } = block;
-    while (!id || used.has(id)) id = `${block.id || "call"}_${used.size}`;
+    const { argumentsError, ...call } = block;
+    let id = call.id;
+    for (let n = used.size; !id || used.has(id); n++) id = `${call.id || "call"}_${n}`;
     used.add(id);
+    const name = call.name.replace(/[^\w-]/g, "_").slice(0, 64) || "unnamed";
+    const args = JSON.parse(JSON.stringify(call.arguments), wellFormed);
     // "null" and "" stand for no arguments at all.
-    if (/arguments:\s*(null|"")?\s*$/.test(error ?? "")) error = undefined;
-    const { argumentsError: _, ...call } = block;
-    return { ...call, id, name: name || "unnamed", ...(error && { argumentsError: error }) };
+    const isBad = argumentsError && !/arguments:\s*(null|"")?\s*$/.test(argumentsError);
+    return { ...call, id, name, arguments: args, ...(isBad && { argumentsError }) };
   });
   const called = content.some(({ type }) => type === "toolCall") ? "toolUse" : "stop";
   const stopReason = /^(stop|toolUse)$/.test(reply.stopReason) ? called : reply.stopReason;
   return { ...reply, content, stopReason };
 }
+
+const wellFormed = (_: string, value: unknown) =>
+  typeof value === "string" ? value.toWellFormed() : value;
 
 type Http = { status: number; retryAfter: string };
 
@@ -905,7 +911,7 @@ function retryAfter(reply: Reply, { status, retryAfter }: Http): number | undefi
   return ms > MAX_RETRY_AFTER_MS ? undefined : Math.max(0, ms);
 }
 const MAX_RETRY_AFTER_MS = 60_000;
-const FINAL = /certificate|self.signed|ECONNREFUSED|ENOTFOUND|no answer for/i;
+const FINAL = /certificate|self.signed|ERR_SSL|ECONNREFUSED|ENOTFOUND|no answer for/i;
 
 /** A failure in one line: where, what, and what to do. Keys are taken out. */
 function explain({ model, keyName }: Agent, reply: Reply, { status, retryAfter }: Http): string {
@@ -925,6 +931,7 @@ function explain({ model, keyName }: Agent, reply: Reply, { status, retryAfter }
 const ADVICE = [
   [/^40[13]|api.?key|unauthori[sz]ed/i, "Check the key in KEY."],
   [/certificate|self.signed/i, "Set NODE_EXTRA_CA_CERTS to the file of your CA."],
+  [/ERR_SSL/, "Is it http, not https?"],
   [/ECONNREFUSED/, "Nothing listens there: start the server, or check --base-url."],
   [/quota|billing|balance|credit/i, "See the limits and the billing of your account."],
   [/support tools|tools? (is|are) not/i, "Take a model that can call tools."],
@@ -1676,7 +1683,6 @@ async function main(args: string[]): Promise<number | undefined> {
   const name = value("model") ?? (process.env.MINI_PI_MODEL || undefined);
   const choice = await findModel(name, value("base-url"));
   const agent = await createAgent(directory, { ...choice, thinking, limits, signal: stopSignal() });
-  if (!name && choice.model.provider === "offline" && !value("quiet")) note(NO_KEY, "yellow");
   const { signal } = agent;
   const question = asked.length > 0 || !process.stdin.isTTY ? await readQuestion(asked) : undefined;
   const file = value("session") ?? sessionFile(agent, value("continue") !== undefined);
@@ -1686,6 +1692,7 @@ async function main(args: string[]): Promise<number | undefined> {
     keep(event);
     print(event);
   };
+  if (!name && agent.model.provider === "offline" && !value("quiet")) note(NO_KEY, "yellow");
   if (question === undefined) await converse(agent, value("base-url"));
   else return exitCodeOf(await runAgent(agent, question), signal, value("strict") !== undefined);
   return signal.aborted ? signal.reason.exitCode : 0;

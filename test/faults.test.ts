@@ -89,8 +89,8 @@ const QUICK = {
   MINI_PI_RETRY_MS: "20",
   NODE_COMPILE_CACHE: join(tmpdir(), "mini-pi-compile-cache"),
 };
-const IDLE = { MINI_PI_IDLE_MS: "700" };
-const NO_ANSWER = /^mini-pi: .*no answer for 0\.7 s/m;
+const IDLE = { MINI_PI_IDLE_MS: "1500" };
+const NO_ANSWER = /^mini-pi: .*no answer for 1\.5 s/m;
 const wait = (seconds: string) => ({ headers: { "retry-after": seconds } });
 
 /** Calls that read a whole file, and one line of another. */
@@ -284,28 +284,28 @@ const CONNECTIONS: Row[] = [
   ],
   [
     "an answer that takes longer than any one silence may",
-    [reply([text([..."Recovered."], 100)])],
+    [reply([text([..."Recovered."], 200)])],
     { env: IDLE, ...recovered },
   ],
 ];
 
-const TIME_IS_UP = /^mini-pi: .*1 s.*--timeout/m;
+const TIME_IS_UP = /^mini-pi: .*2 s.*--timeout/m;
 
 const LIMITS: Row[] = [
   [
     "the time limit before an answer",
     [stall()],
-    { args: ["--timeout", "1"], code: INCOMPLETE, stderr: TIME_IS_UP },
+    { args: ["--timeout", "2"], code: INCOMPLETE, stderr: TIME_IS_UP },
   ],
   [
     "the time limit in the middle of an answer",
     [keepAliveStall({ after: [text("Half an ans")] })],
-    { args: ["--timeout", "1"], code: INCOMPLETE, stdout: "Half an ans", stderr: TIME_IS_UP },
+    { args: ["--timeout", "2"], code: INCOMPLETE, stdout: "Half an ans", stderr: TIME_IS_UP },
   ],
   [
     "the time limit in the wait before another try",
     [status(529, wait("30"))],
-    { args: ["--timeout", "1"], code: INCOMPLETE, stderr: TIME_IS_UP },
+    { args: ["--timeout", "2"], code: INCOMPLETE, stderr: TIME_IS_UP },
   ],
   [
     "the turn limit",
@@ -785,7 +785,7 @@ describe("A conversation can be continued after", { concurrency: 4 }, () => {
     [
       "a time limit after a call",
       [keepAliveStall({ after: [read("a.ts"), text("Well")] })],
-      ["--timeout", "0.5"],
+      ["--timeout", "2"],
     ],
     ["a refusal", [reply([], REFUSED)]],
     ["a refusal with a call in it", [reply([text("Well"), read("a.ts")], REFUSED)]],
@@ -802,9 +802,10 @@ describe("A conversation can be continued after", { concurrency: 4 }, () => {
       await using server = await startModelServer([...steps, ok]);
       const session = join(SESSIONS, `${i}.jsonl`);
       const asked = [...modelAt(server, api), "--session", session];
-      const first = [...asked, ...args, DIRECTORY, "What is it?"];
-      const env = keysFor(api);
-      assert.notEqual((await runCli(first, { env: { ...env, ...IDLE } })).code, 0);
+      const env = { ...keysFor(api), ...(ending.startsWith("a silence") && IDLE) };
+      const first = await runCli([...asked, ...args, DIRECTORY, "What is it?"], { env });
+      assert.notEqual(first.code, 0);
+      assert.equal(server.requests.length, steps.length, first.stderr);
       isWell(await runCli([...asked, DIRECTORY, "And now?"], { env }), recovered);
       assert.deepEqual(server.problems, []);
     });
@@ -1066,7 +1067,7 @@ function isWell(result: CliResult, { code, stdout = "", stderr = /^/ }: Outcome)
   assert.doesNotMatch(result.stderr, /^ +at |\x1b|Error: .*\n.*Error: /m);
   assert.ok(!result.stderr.includes(KEY));
   assert.ok(result.stderr.split("\n").every((line) => line.length < 800));
-  if (stdout) assert.ok(result.msAfterOutput < 1500, `${result.msAfterOutput} ms after the answer`);
+  if (stdout) assert.ok(result.msAfterOutput < 3000, `${result.msAfterOutput} ms after the answer`);
 }
 
 function at(requests: ModelRequest[], index: number): ModelRequest {

@@ -8,6 +8,7 @@ import { tmpdir } from "node:os";
 import { dirname, join } from "node:path";
 import { text } from "node:stream/consumers";
 import { after } from "node:test";
+import { deflateSync } from "node:zlib";
 import type { ToolCall } from "@earendil-works/pi-ai";
 import { type Agent, createAgent, findModel, runTool } from "../mini-pi.ts";
 
@@ -112,3 +113,24 @@ export async function alone(root: string, name: string, args: object, abortMs = 
 
 /** A table of words, written as one text. */
 export const words = (table: string) => table.trim().split(/\s+/);
+
+/** A black picture; `filler` bytes are added that nobody looks at. */
+export function png(width: number, height: number, filler = 0): Buffer {
+  const chunk = (type: string, data: Buffer) => {
+    const length = Buffer.alloc(4);
+    length.writeUInt32BE(data.length);
+    // Nobody here checks the sum.
+    return Buffer.concat([length, Buffer.from(type), data, Buffer.alloc(4)]);
+  };
+  const header = Buffer.alloc(13);
+  header.writeUInt32BE(width, 0);
+  header.writeUInt32BE(height, 4);
+  header.set([8, 0, 0, 0, 0], 8);
+  const parts = [
+    chunk("IHDR", header),
+    chunk("tEXt", Buffer.alloc(filler)),
+    chunk("IDAT", deflateSync(Buffer.alloc(height * (width + 1)))),
+    chunk("IEND", Buffer.alloc(0)),
+  ];
+  return Buffer.concat([Buffer.from("\x89PNG\r\n\x1a\n", "latin1"), ...parts]);
+}

@@ -397,7 +397,7 @@ for (const name of [".gitignore", ".ignore", ".rgignore", "sub/.gitignore", ".gi
       ".git/info/x": "",
     });
     write(path.dirname(on.root), {
-      rules: `secret-*.log\n[${CANARY}\n{${CANARY}\n/**/secret-?.l[o]g\n`,
+      rules: `secret-*.log\n[${CANARY}\n{${CANARY}${"x".repeat(600)}\n/**/secret-?.l[o]g\n`,
     });
     symlinkSync(path.join(on.root, "../rules"), path.join(on.root, name));
     for (const where of [".", "sub", "sub/deep"])
@@ -414,7 +414,7 @@ for (const name of [".gitignore", ".ignore", ".rgignore", "sub/.gitignore", ".gi
 
 test("rules that stand above the directory tell nothing, not even by their mistakes", async () => {
   const on = await agentWith({ "sub/deep/a.ts": "x\n", ".gitignore": "{here\n" });
-  const broken = `{${CANARY}\n[${CANARY}\n${CANARY}\\\n`;
+  const broken = `{${CANARY}${"x".repeat(600)}\n[${CANARY}\n${CANARY}\\\n`;
   const names = [".gitignore", ".ignore", ".rgignore", ".git/info/exclude"];
   write(path.dirname(on.root), Object.fromEntries(names.map((name) => [name, broken])));
   for (const where of words(". sub sub/deep sub/deep/a.ts"))

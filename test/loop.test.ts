@@ -340,13 +340,13 @@ test("The cost limit counts the whole conversation", async () => {
 
 test("The last tenth of the time is for an answer", async () => {
   const late = async () => {
-    await sleep(1900);
+    await sleep(3700);
     return calls(read("a.ts"));
   };
   const steps = [late, "As far as I know."];
-  const { outcome, requests } = await ask(steps, { limits: limits({ ms: 2000 }) });
+  const { outcome, requests } = await ask(steps, { limits: limits({ ms: 4000 }) });
   assert.deepEqual([outcome.ended, outcome.answer], ["limit", "As far as I know."]);
-  assert.match(outcome.message, /2 s.*--timeout/);
+  assert.match(outcome.message, /4 s.*--timeout/);
   assert.equal(requests[1]?.toolChoice, "none");
 });
 

@@ -371,11 +371,11 @@ test("what was shown is remembered after trimming, and after a resume", async ()
   }
 });
 
-test("an answer of a thousand sources, all wrong, is checked in under two seconds", async () => {
+test("an answer of a thousand sources, all wrong, is checked in under a second", async () => {
   const names = Array.from({ length: 1000 }, (_, i) => `nowhere${i}.ts:1`);
   const start = performance.now();
   const sources = await checkSources(agent, names.join("\n"));
-  assert.ok(performance.now() - start < 2000, `${Math.round(performance.now() - start)} ms`);
+  assert.ok(performance.now() - start < 1000, `${Math.round(performance.now() - start)} ms`);
   assert.equal(sources[0]?.state, "wrong");
 });
 

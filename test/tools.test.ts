@@ -5,7 +5,6 @@ import { execFileSync } from "node:child_process";
 import { mkdirSync, readFileSync, symlinkSync, writeFileSync } from "node:fs";
 import path from "node:path";
 import { test } from "node:test";
-import { deflateSync } from "node:zlib";
 import type { Agent } from "../mini-pi.ts";
 import {
   agentAt,
@@ -13,6 +12,7 @@ import {
   call,
   list,
   namesOf,
+  png,
   read,
   rowsOf,
   search,
@@ -458,25 +458,6 @@ test("a binary file is named with its size, never dumped, by whatever tool", asy
   assert.doesNotMatch((await search(agent, "needle")).text, /a\.zip|a\.out|\0/);
 });
 
-function png(width: number, height: number, filler = 0): Buffer {
-  const chunk = (type: string, data: Buffer) => {
-    const length = Buffer.alloc(4);
-    length.writeUInt32BE(data.length);
-    // Nobody here checks the sum.
-    return Buffer.concat([length, Buffer.from(type), data, Buffer.alloc(4)]);
-  };
-  const header = Buffer.alloc(13);
-  header.writeUInt32BE(width, 0);
-  header.writeUInt32BE(height, 4);
-  header.set([8, 0, 0, 0, 0], 8);
-  const parts = [
-    chunk("IHDR", header),
-    chunk("tEXt", Buffer.alloc(filler)),
-    chunk("IDAT", deflateSync(Buffer.alloc(height * (width + 1)))),
-    chunk("IEND", Buffer.alloc(0)),
-  ];
-  return Buffer.concat([Buffer.from("\x89PNG\r\n\x1a\n", "latin1"), ...parts]);
-}
 const base64 = (text: string) => Buffer.from(text, "base64");
 const PICTURES = {
   "dot.png": ["image/png", png(3, 2), "3x2"],
@@ -734,7 +715,10 @@ test("a name that is no valid UTF-8 is listed with the others, and answered in a
   assert.match((await list(agent, ".", "*.ts")).text, /^a\.ts\ncaf.*\nz\.ts$/);
   const found = await search(agent, "needle");
   assert.match(found.text, /^a\.ts\n1: needle\ncaf\S*\n1: needle\nz\.ts\n1: needle$/);
-  assert.match((await read(agent, namesOf(text)[1] ?? "")).text, /does not exist|no such file|needle/);
+  assert.match(
+    (await read(agent, namesOf(text)[1] ?? "")).text,
+    /does not exist|no such file|needle/,
+  );
 });
 
 test("a name asked for in another spelling of the same characters is found", async () => {
