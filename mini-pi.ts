@@ -456,13 +456,14 @@ function record(agent: Agent, message: ai.Message): void {
 /** Why the model must answer now, in words for it and for the user; empty while it may go on. */
 function limitReached({ limits, messages }: Agent, run: Run): string {
   const since = messages.slice(run.from);
-  const results = since.filter((m) => m.role === "toolResult").slice(-2);
-  const repeats = results.filter((m) => textIn(m) === MADE_ALREADY).length;
   if (repliesIn(since).length >= limits.turns) return `limit of ${limits.turns} turns, --max-turns`;
   if (totalsOf(messages).cost >= limits.cost) return `limit of $${limits.cost}, --max-cost`;
   // The last tenth of the time is for the answer.
   if (Date.now() - run.started > 0.9 * limits.ms) return timeUp(limits.ms);
-  return repeats === 2 ? "the same calls again and again" : "";
+  // Two turns in a row of nothing but repeats.
+  const kind = (m: ai.Message) => (textIn(m) === MADE_ALREADY ? "repeat" : m.role);
+  const isStuck = /assistant( repeat)+ assistant( repeat)+$/.test(since.map(kind).join(" "));
+  return isStuck ? "the same calls again and again" : "";
 }
 
 const timeUp = (ms: number) => `limit of ${ms / 1000} s, --timeout`;
@@ -540,6 +541,8 @@ function ripgrep(root: string, args: string[], signal = AbortSignal.timeout(TOOL
   const log = Promise.race([textOf(child.stderr), failure]);
   return { log, out: child.stdout.setEncoding("utf8"), kill: () => child.kill("SIGKILL") };
 }
+
+type Files = ReturnType<typeof filesBelow>;
 
 /** Files below, and what the walk left out. */
 async function filesBelow(root: string, args: string[], signal?: AbortSignal) {
@@ -984,8 +987,10 @@ export type Source = Citation & { state: "seen" | "exists" | "wrong"; reason: st
 export async function checkSources(agent: Agent, answer: string): Promise<Source[]> {
   const ledger = ledgerOf(agent.messages);
   const sources: Source[] = [];
+  let walked: Files | undefined;
+  const files = () => (walked ??= filesBelow(agent.root, [...NEVER_WALKED, "--", "."]));
   for (const cited of findCitations(answer).slice(0, 200)) {
-    const [name, another] = await citedFiles(agent.root, ledger, cited.path);
+    const [name, another] = await citedFiles(agent.root, cited.path, Object.keys(ledger), files);
     // "TCP/IP:80" has the form of a citation, but nobody misses the file.
     if (!name && !EXTENSION.test(cited.path)) continue;
     const none = another ? "several files have this name" : "no such file";
@@ -1013,14 +1018,13 @@ function ledgerOf(messages: ai.Message[]): Lines {
 }
 
 /** The file that is meant: at that path, or those whose path ends so, or after a space in a name. */
-async function citedFiles(root: string, ledger: Lines, cited: string): Promise<string[]> {
+async function citedFiles(root: string, cited: string, known: string[], files: () => Files) {
   const real = await realPath(path.resolve(root, cited));
   if (real && isInside(root, real)) return [relativeName(root, real)];
   const ends = (file: string) =>
     file.endsWith(cited) && /[/ ]/.test(file.at(-cited.length - 1) ?? "");
-  const seen = Object.keys(ledger).filter(ends);
-  if (seen.length > 0) return seen;
-  return (await filesBelow(root, [...NEVER_WALKED, "--", "."])).files.filter(ends);
+  const seen = known.filter(ends);
+  return seen.length > 0 ? seen : (await files()).files.filter(ends);
 }
 
 /** Why a citation of an existing file is wrong, or "". */
