@@ -157,10 +157,13 @@ async function sameLooking(root: string, name: string): Promise<string> {
   const stem = (file: string) => path.posix.parse(file).name.toLowerCase();
   const soon = AbortSignal.timeout(2000);
   const { files } = await filesBelow(root, [...NEVER_WALKED, "--", "."], soon);
-  const wanted = path.posix.normalize(name);
+  const full = path.resolve(root, name.replaceAll("\\", "/"));
+  const real = await realPath(full);
+  if (real && isInside(root, real)) return real;
+  const wanted = relativeName(root, full);
   const alike = files.find((file) => fold(file).startsWith(fold(wanted)));
   const parts = alike?.split("/").slice(0, wanted.split("/").length);
-  if (parts && !(await realPath(path.resolve(root, name)))) return path.join(root, ...parts);
+  if (parts && !real) return path.join(root, ...parts);
   const near = files.filter((file) => stem(file) === stem(name)).map(display);
   const hint = near.length > 0 ? `Near it: ${near.slice(0, 5).join(", ")}` : "See list_files";
   throw new Error(`${shortly(name)} does not exist, or points outside of the directory. ${hint}.`);
@@ -172,10 +175,11 @@ const relativeName = (root: string, full: string) =>
 
 /** A name for people and models: as it is, or a JSON string where it holds what cannot be seen. */
 function display(name: string): string {
-  const hidden = /[\0-\x1f\x7f-\xa0\xad\u200b-\u200f\u2028-\u202f\u205f-\u206f\u3000\ufeff]/g;
-  const escaped = (c: string) => `\\u${c.charCodeAt(0).toString(16).padStart(4, "0")}`;
-  const plain = name.search(hidden) < 0 && !/^[" ]| $/.test(name);
-  return plain ? name : JSON.stringify(name).replace(hidden, escaped);
+  const hidden = /(?! )[\p{Cc}\p{Cf}\p{Z}]/gu;
+  const unit = (c: string) => `\\u${c.charCodeAt(0).toString(16).padStart(4, "0")}`;
+  const escaped = (character: string) => character.split("").map(unit).join("");
+  const isPlain = name.search(hidden) < 0 && !/^[" ]| $/.test(name);
+  return isPlain ? name : JSON.stringify(name).replace(hidden, escaped);
 }
 
 const shortly = (name: string) => cut(display(name), 200);
@@ -210,28 +214,37 @@ const listFiles = tool({
   async execute(agent, { path: given, glob }, signal) {
     const full = await insideRoot(agent, given || ".");
     if (glob) {
-      const { args, left } = await walk(agent, full, { glob, signal });
-      const { files } = await filesBelow(agent.root, args, signal);
+      const { args, left, isLeft } = await walk(agent, full, { glob, signal });
+      const files = (await filesBelow(agent.root, args, signal)).files.filter((f) => !isLeft(f));
       return { text: listing(files.map(display), files.length, `No file matches ${glob}.`) + left };
     }
     if (!(await fs.lstat(full)).isDirectory()) throw new Error("That is a file: use read_file.");
     const entries = await fs.readdir(full, { withFileTypes: true });
     const ranked = entries.map((entry) => `${entry.isDirectory() ? 0 : 1}${entry.name}`).sort();
     const shown = ranked.slice(0, MAX_ENTRIES).map((entry) => path.join(full, entry.slice(1)));
-    const lines = await Promise.all(shown.map((entry) => describe(agent.root, entry)));
+    const unread = (entry: string) => `${display(relativeName(agent.root, entry))} (unreadable)`;
+    const describe = (entry: string) => describeEntry(agent.root, entry).catch(() => unread(entry));
+    const lines = await Promise.all(shown.map(describe));
     return { text: listing(lines, entries.length, "(empty directory)") };
   },
 });
 const MAX_ENTRIES = 1000;
+const LIST_BYTES = 64 * 1024;
 
+/** Lines as far as there is room for them, and how many more there are. */
 function listing(lines: string[], total: number, none: string): string {
-  const more = `... ${total - MAX_ENTRIES} more; list a subdirectory or pass a glob`;
-  const shown = lines.slice(0, MAX_ENTRIES).join("\n");
-  return total > MAX_ENTRIES ? `${shown}\n${more}` : shown || none;
+  const shown: string[] = [];
+  let room = LIST_BYTES;
+  for (const line of lines.slice(0, MAX_ENTRIES)) {
+    room -= Buffer.byteLength(line) + 1;
+    if (room > 0) shown.push(line);
+  }
+  const more = `... ${total - shown.length} more; list a subdirectory or pass a glob`;
+  return (total > shown.length ? [...shown, more] : shown).join("\n") || none;
 }
 
 /** One line about an entry. Nothing is opened: opening a FIFO blocks for good. */
-async function describe(root: string, full: string): Promise<string> {
+async function describeEntry(root: string, full: string): Promise<string> {
   const name = relativeName(root, full);
   const state = await fs.lstat(full);
   if (state.isDirectory()) {
@@ -259,9 +272,10 @@ const readFile = tool({
     const full = await insideRoot(agent, given);
     const name = relativeName(agent.root, full);
     return withFile(full, name, async (file, head) => {
-      if (PICTURE.test(head)) return picture(agent, file, name);
-      if (!UTF16.test(head) && /\0|^%PDF-/.test(head))
-        return { text: `${display(name)} is a binary file, ${size((await file.stat()).size)}.` };
+      const bytes = size((await file.stat()).size);
+      const binary = { text: `${display(name)} is a binary file, ${bytes}: no text to read.` };
+      if (PICTURE.test(head)) return picture(agent, file, name).catch(() => binary);
+      if (isBinary(head)) return binary;
       const room = Math.min(PAGE_BYTES, agent.model.contextWindow);
       const page = await pageOf(chunksOf(file, name, head, signal), offset || 1, room);
       return numbered(name, page, Math.min(limit || PAGE_LINES, PAGE_LINES));
@@ -280,11 +294,12 @@ const searchFiles = tool({
     if (!(await fs.lstat(full)).isDirectory())
       await withFile(full, relativeName(agent.root, full), async () => {});
     const how = ["--json", "--crlf", `--context=${Math.min(context, 20)}`, `--regexp=${pattern}`];
-    const { args: where, left } = await walk(agent, full, { glob, signal });
+    const { args: where, left, isLeft } = await walk(agent, full, { glob, signal });
     const args = [...how, ...(ignoreCase ? ["-i"] : []), ...where];
-    const { text, shown } = await search(agent.root, args, signal).catch(async (error) => {
-      if (!/regex/.test(error.message)) throw error;
-      const { text, shown } = await search(agent.root, ["--fixed-strings", ...args], signal);
+    const find = (more: string[]) => search(agent.root, [...more, ...args], { isLeft, signal });
+    const { text, shown } = await find([]).catch(async (error) => {
+      if (!/regex/.test(error.message) || /\\n/.test(pattern)) throw error;
+      const { text, shown } = await find(["--fixed-strings"]);
       return { text: `[no valid regular expression, so taken literally]\n${text}`, shown };
     });
     return { text: text + left, shown };
@@ -544,10 +559,12 @@ function ripgrep(root: string, args: string[], signal = AbortSignal.timeout(TOOL
 
 type Files = ReturnType<typeof filesBelow>;
 
-/** Files below, and what the walk left out. */
+/** Files below, and what the walk left out. Throws if the glob is none. */
 async function filesBelow(root: string, args: string[], signal?: AbortSignal) {
-  const { out, log } = ripgrep(root, ["--files", ...args], signal);
-  const files = (await textOf(out)).split("\n").slice(0, -1);
+  const { out, log } = ripgrep(root, ["--files", "--null", ...args], signal);
+  const files = (await textOf(out)).split("\0").slice(0, -1);
+  const [, error] = RG_ERROR.exec(await log) ?? [];
+  if (error) throw new Error(error);
   return { files: files.map((file) => file.slice(2)), ...leftOut(await log) };
 }
 
@@ -556,56 +573,91 @@ async function filesBelow(root: string, args: string[], signal?: AbortSignal) {
  * and no rules: a .gitignore may be a link to a file outside.
  */
 function leftOut(log: string): { ignored: string[]; left: string } {
-  const places = [...log.matchAll(/ignoring \.\/(.*?): Ignore\(/g)].map(([, place = ""]) => place);
+  // A link that is not followed is no place that is left out.
+  const walked = log.replace(/^rg: DEBUG.*: failed to pass .*\n/gm, "");
+  const places = [...walked.matchAll(/ignoring \.\/([\s\S]*?): Ignore\(/g)].map(
+    ([, place = ""]) => place,
+  );
   const ignored = places.filter((place) => !/(^|\/)\.git$/.test(place));
   const unreadable = log.match(/(?<=^rg: \.\/).*?(?=: .*\(os error \d+\)$)/gm) ?? [];
-  const names = [...new Set([...unreadable, ...ignored])].map(display);
+  const names = [...new Set([...unreadable, ...ignored])].map(shortly);
   const some = names.slice(0, 6).join(", ") + (names.length > 6 ? `, ... (${names.length})` : "");
   return { ignored, left: some && `\n[left out, as ignored or unreadable: ${some}]` };
 }
 
 type How = { glob?: string | undefined; signal: AbortSignal };
 
-/** ripgrep's arguments for a walk below `full`, a real path in the root, and what it leaves out. */
-async function walk({ root }: Agent, full: string, { glob, signal }: How) {
-  const below = relativeName(root, full);
-  const rules: string[] = [];
-  for (let at = full; at !== root; ) {
-    at = path.dirname(at);
-    for (const file of [".ignore", ".gitignore"].map((name) => path.join(at, name)))
-      if (existsSync(file)) rules.unshift(`--ignore-file=${file}`);
-  }
-  const where = [...NEVER_WALKED, "--", below === "." ? "." : `./${below}`];
-  // --debug is the only way to learn what was ignored.
-  if (!glob) return { args: ["--debug", ...rules, ...where], left: "" };
-  // A glob overrules the ignore rules, so what these leave out is found first, and left out again.
-  const { ignored, left } = await filesBelow(root, ["--debug", ...rules, ...where], signal);
-  const escaped = ignored.slice(0, 5000).map((place) => place.replace(/[*?[\]{}!\\]/g, "\\$&"));
-  const globs = [glob, `${below}/${glob}`].map((g) => `--glob=${g.replace(/^(\.\/)+/, "")}`);
-  return { args: [...rules, ...globs, ...escaped.map((p) => `--glob=!/${p}`), ...where], left };
+/**
+ * ripgrep's arguments for a walk below `full`, a real path in the root; what it leaves out, in a
+ * line; and whether a file it gives is to be left out all the same. ripgrep does not heed ignore
+ * rules that stand above where it starts, nor any that a glob contradicts. So what they leave out
+ * is found first, by a walk from the uppermost such rules, with --debug: the only way to learn it.
+ */
+async function walk({ root }: Agent, full: string, { glob = "", signal }: How) {
+  const [below, isTop] = [relativeName(root, full), full === root];
+  const rulesIn = (at: string) =>
+    [".gitignore", ".ignore"].map((name) => path.join(at, name)).filter((file) => existsSync(file));
+  let start = full;
+  for (let at = path.dirname(full); isInside(root, at) && at !== root; at = path.dirname(at))
+    if (rulesIn(at).length > 0) start = at;
+  const rules = isTop ? [] : rulesIn(root).map((file) => `--ignore-file=${file}`);
+  const from = (place: string) => [
+    ...NEVER_WALKED,
+    "--",
+    place === root ? "." : `./${relativeName(root, place)}`,
+  ];
+  const all = {
+    args: ["--debug", ...rules, ...globsOf(glob, below), ...from(full)],
+    left: "",
+    isLeft: (_: string) => false,
+  };
+  if (!glob && start === full) return all;
+  const known = await filesBelow(root, ["--debug", ...rules, ...from(start)], signal);
+  const isBelow = (file: string) => isTop || `${file}/`.startsWith(`${below}/`);
+  // A directory that is ignored itself is walked if it is named.
+  if (!known.files.some(isBelow)) return all;
+  const files = new Set(known.files);
+  const ignored = known.ignored.filter(isBelow).slice(0, 1000);
+  const without = ignored.map((place) => `--glob=!/${escapeGlob(place)}`);
+  const args = [...rules, ...globsOf(glob, below), ...without, ...from(full)];
+  return { args, left: known.left, isLeft: (file: string) => !files.has(file) };
 }
 
+const escapeGlob = (name: string) => name.replace(/[*?[\]{}!\\]/g, "\\$&");
+
+/** A glob is meant from where the walk starts, or from the root. */
+function globsOf(glob: string, below: string): string[] {
+  const plain = glob.replace(/^(\.\/)+/, "");
+  const globs = plain.startsWith("!") ? [plain] : [plain, `${escapeGlob(below)}/${plain}`];
+  return plain ? globs.map((one) => `--glob=${one}`) : [];
+}
+
+type Filter = { isLeft: (file: string) => boolean; signal: AbortSignal };
+
 /** The matching lines by file, up to the bounds; a file that has more of them says how many. */
-async function search(root: string, args: string[], signal: AbortSignal): Promise<ToolOutput> {
+async function search(
+  root: string,
+  args: string[],
+  { isLeft, signal }: Filter,
+): Promise<ToolOutput> {
   const { out, log, kill } = ripgrep(root, args, signal);
   const shown: Lines = {};
   const lines: string[] = [];
-  let [matches, inFile, bytes, searched, name, rest] = [0, 0, 0, -1, "", ""];
+  let [matches, inFile, bytes, searched, name, rest] = [0, 0, 0, 0, "", ""];
   let hidden = false;
   const full = () => matches >= MAX_MATCHES || bytes > SEARCH_BYTES;
   const take = (event: string) => {
     const { type, data } = JSON.parse(event);
     const [at, all] = [data.line_number, data.stats?.matched_lines];
     if (type === "begin") [name, inFile] = [rgText(data.path).slice(2), 0];
-    if (type === "begin")
-      hidden = isSecret(name) || PRIVATE_KEY.test(headOf(path.join(root, name)));
+    if (type === "begin") hidden = isLeft(name) || isHidden(root, name);
     if (type === "begin" && full()) kill();
     if (type === "summary") searched = data.stats.searches;
     if (type === "end" && all > inFile && inFile) lines.push(`[${all} matches in this file]`);
     if (!at || full() || inFile >= MATCHES_A_FILE || hidden) return;
     if (type === "match") [matches, inFile] = [matches + 1, inFile + 1];
-    const line = excerpt(rgText(data.lines), data.submatches[0]?.start);
-    if (!shown[name]) lines.push(display(name));
+    const line = excerpt(data.lines, data.submatches[0]?.start);
+    if (!shown[name]) bytes += lines.push(display(name)) && Buffer.byteLength(display(name));
     lines.push(`${at}${type === "match" ? ":" : "-"} ${line}`);
     bytes += Buffer.byteLength(line);
     shown[name] = [...(shown[name] ?? []), [at, at]];
@@ -614,13 +666,19 @@ async function search(root: string, args: string[], signal: AbortSignal): Promis
     const events = `${chunk}`.split("\n");
     events[0] = rest + events[0];
     rest = events.pop() ?? "";
-    events.forEach(take);
-    if (rest.length > MAX_OUTPUT_LINE) kill();
+    events.filter((event) => event.startsWith("{")).forEach(take);
+    if (rest.length < MAX_EVENT) continue;
+    // A match in every character of a long line: the first one will do.
+    const [start] = /^\{.*?"submatches":\[\{"match":.*?"end":\d+\}/.exec(rest) ?? [];
+    if (start) take(`${start}]}}`);
+    rest = " ";
   }
-  const said = (await log).replace(/^rg: DEBUG.*\n/gm, "").replace(/^rg: /, "");
-  // Without a summary it was stopped, by us, or by what it says.
-  if (searched < 0 && matches === 0 && !signal.aborted) throw new Error(cut(said, 500));
-  if (rest) lines.push("[stopped at a line that is too long]");
+  const [, error] = RG_ERROR.exec(await log) ?? [];
+  if (error && matches === 0)
+    throw new Error(cut(error.replace(/\n\nConsider[\s\S]*/, LINEWISE), 500));
+  const isView = Object.keys(shown).some((file) => /\.ipynb$/i.test(file));
+  if (isView)
+    lines.push("[lines of an .ipynb are those of its JSON, not those that read_file shows]");
   if (signal.aborted) lines.push("[stopped for its time; this is what was found so far]");
   else if (matches === 0)
     lines.push(`No match in ${searched} files. Secret ones are not searched.`);
@@ -629,18 +687,24 @@ async function search(root: string, args: string[], signal: AbortSignal): Promis
 }
 const MAX_MATCHES = 100;
 const MATCHES_A_FILE = 40;
+const RG_ERROR = /^rg: ((?:regex parse error|the literal)[\s\S]*|error parsing glob.*)/m;
+const LINEWISE = ": search for one line at a time";
 const SEARCH_BYTES = 20 * 1024;
 const MATCH_CHARACTERS = 300;
-const MAX_OUTPUT_LINE = 64 * 1024 ** 2;
+const MAX_EVENT = 16 * 1024 ** 2;
+
+type RgText = { text?: string; bytes?: string };
 
 /** ripgrep gives valid UTF-8 as text, all else as base64. */
-const rgText = ({ text = "", bytes = "" }) => text || decode(Buffer.from(bytes, "base64")).text;
+const rgBytes = ({ text, bytes = "" }: RgText) =>
+  text === undefined ? Buffer.from(bytes, "base64") : Buffer.from(text);
+const rgText = (text: RgText) => decode(rgBytes(text)).text;
 
 /** The part of a line around its match, which starts after so many bytes. */
-function excerpt(text: string, start = 0): string {
-  const line = text.replace(/\r?\n$/, "");
+function excerpt(text: RgText, start = 0): string {
+  const line = rgText(text).replace(/\r?\n$/, "");
   if (line.length <= MATCH_CHARACTERS) return line;
-  const column = Buffer.from(line).toString("utf8", 0, start).length;
+  const column = decode(rgBytes(text).subarray(0, start)).text.length;
   return cut(`…${line.slice(Math.max(0, column - MATCH_CHARACTERS / 3))}`, MATCH_CHARACTERS);
 }
 
@@ -671,13 +735,19 @@ const PRIVATE_KEY =
   /^(\xef\xbb\xbf)?\s*(?=-----BEGIN|Bag Attributes)[\s\S]*-----BEGIN [A-Z ]*PRIVATE KEY/;
 const UTF16 = /^(\xff\xfe|\xfe\xff)/;
 
-/** The start of a file in latin1, to tell its kind. */
-function headOf(full: string): string {
+const isBinary = (head: string) => !UTF16.test(head) && /\0|^%PDF-/.test(head);
+
+/** Whether no search may show a file: it holds secrets, or no text. */
+function isHidden(root: string, name: string): boolean {
+  if (isSecret(name)) return true;
+  const full = path.join(root, name);
+  // A name that is no UTF-8 cannot be opened by what is shown of it.
+  if (!existsSync(full)) return false;
   const file = openSync(full, constants.O_RDONLY | (constants.O_NONBLOCK ?? 0));
   const head = Buffer.alloc(SNIFF_BYTES);
-  const length = readSync(file, head);
+  const start = head.toString("latin1", 0, readSync(file, head));
   closeSync(file);
-  return head.toString("latin1", 0, length);
+  return PRIVATE_KEY.test(start) || isBinary(start);
 }
 
 /** The first bytes of a file. */
@@ -705,13 +775,17 @@ async function* chunksOf(file: fs.FileHandle, name: string, head: string, signal
 async function* cellsOf(file: fs.FileHandle): AsyncGenerator<Buffer> {
   const bytes = await bytesOf(file, WHOLE_BYTES);
   const json = parseJson(`${bytes}`);
-  const text = (part: unknown) => [part ?? ""].flat().join("");
-  for (const { cell_type, source, outputs = [] } of json?.cells ?? []) {
+  const text = (part: unknown) =>
+    [part]
+      .flat()
+      .filter((line) => typeof line === "string")
+      .join("");
+  for (const { cell_type, source, outputs } of (json?.cells ?? []).map(Object)) {
     yield Buffer.from(`# ${cell_type} cell\n${text(source)}\n`);
-    for (const { text: stream, data, traceback } of outputs)
+    for (const { text: stream, data, traceback } of [outputs ?? []].flat().map(Object))
       yield Buffer.from(`# output\n${text(stream ?? data?.["text/plain"] ?? traceback)}\n`);
   }
-  if (!json?.cells) yield bytes;
+  if (!json?.cells?.length) yield json?.cells ? Buffer.from("(a notebook without cells)") : bytes;
 }
 
 function parseJson(text: string) {
@@ -729,6 +803,7 @@ async function pageOf(chunks: AsyncIterable<Buffer>, first: number, room: number
   const kept: Buffer[] = [];
   let [ended, open] = [0, false];
   for await (const chunk of chunks) {
+    if (chunk.length === 0) continue;
     let start = 0;
     for (let end = chunk.indexOf(10); end >= 0; end = chunk.indexOf(10, end + 1))
       if (++ended < first) start = end + 1;

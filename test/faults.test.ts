@@ -731,6 +731,9 @@ describe("A connection that cannot be made", { concurrency: 4 }, () => {
     await fails(`http://127.0.0.1:${port}/v1`, /^mini-pi: .*Nothing listens there/m);
   });
 
+  test("to a port that fetch does not go to ends at once", () =>
+    fails("http://127.0.0.1:9/v1", /^mini-pi: .*bad port/m));
+
   test("to a host that does not exist ends at once, and says how to name a proxy", () =>
     fails("https://model.invalid/v1", /^mini-pi: .*NODE_USE_ENV_PROXY=1/m));
 

@@ -10,7 +10,7 @@ import { type Answer, agentAt, call, png, type Tree, temporary, words, write } f
 
 const CALLS = 100_000;
 /** Calls that start ripgrep cost a hundred times as much as the others: every so many is one. */
-const DEAR = { missing: 25, search: 40 } as const;
+const DEAR = { missing: 80, search: 50 } as const;
 const SIDE_BY_SIDE = 16;
 const SEED = 20_240_607;
 
@@ -46,7 +46,7 @@ const PLAIN: Tree = {
   "with space/-rf": "name\n",
   "docs/empty.md": "",
   "docs/wide.txt": `${"wide ".repeat(40_000)}\n`,
-  "docs/long.txt": "line\n".repeat(20_000),
+  "docs/long.txt": `${"a line of eighty characters ".repeat(3)}\n`.repeat(5000),
   "docs/16.txt": Buffer.from("\ufeffsixteen\n", "utf16le"),
   "docs/latin.txt": Buffer.from("\xe9t\xe9 \x92\n", "latin1"),
   "docs/a.bin": Buffer.from("\0\x01\x02"),
@@ -116,7 +116,7 @@ function makeTraps(base: string): number {
     [`outside/${CANARY}/a.ts`]: `const a = "${CANARY}";\n`,
     "outside/picture.png": Buffer.concat([png(3, 3), Buffer.from(CANARY.repeat(9))]),
     "outside/n.ipynb": JSON.stringify({ cells: [{ cell_type: "code", source: [CANARY] }] }),
-    "outside/rules": `*.log\n[${CANARY}\n{${CANARY}\n*${CANARY}*\ngen\n`,
+    "outside/rules": `*.log\n[${CANARY}\n{${CANARY}${"x".repeat(600)}\n*${CANARY}*\ngen\n`,
     ".gitignore": `[${CANARY}\n{${CANARY}${"x".repeat(600)}\n`,
   };
   write(root, { ...PLAIN, ...inside });
@@ -151,9 +151,10 @@ type Random = ReturnType<typeof random>;
 /** What exists and is cheap to ask for: files, directories, secrets, pipes, and links to them. */
 const TARGETS = [
   ...Object.keys(PLAIN),
+  "with space",
   ...SECRETS,
   ...words(
-    ". src src/deep sub docs tls with\u00a0space ..hidden .git .git/config docs/empty src/[id] node_modules key.txt",
+    ". src src/deep sub docs tls ..hidden .git .git/config docs/empty src/[id] node_modules key.txt",
   ),
   ...words(
     "pipe docs/pipe.md src/pipe plain.txt sub/plain/config docs/key.txt lib lib.ts lib/a.ts back back/a.ts src/self",
@@ -161,7 +162,7 @@ const TARGETS = [
   ...words(
     "sub/root sub/root/src/a.ts sub/root/.env src/self/self/a.ts up/repo/.env up/repo/src/a.ts out/back/a.ts sub/deploy_key",
   ),
-].map((name) => name.replace("\u00a0", " "));
+];
 /** Ways round that change nothing, if nothing is wrong. */
 const DETOURS = words(
   "./ .// src/../ sub/../ docs/../src/../ nothing/../ src/self/../../ ./././ sub/root/ lib/../ ROOT/ ROOT/./ BASE/repo/ ../repo/",
@@ -210,7 +211,7 @@ function cheapPath(r: Random, base: string): string {
   if (r.chance(12)) return real(r.pick(NO_PATHS) + (r.chance(3) ? r.pick(TARGETS) : ""), base);
   const detours = Array.from({ length: r.below(4) }, () => r.pick(DETOURS));
   // What is absolute stands first, or it would be no detour.
-  const first = detours.findLastIndex((part) => /^(ROOT|BASE)/.test(part));
+  const first = detours.findLastIndex((part) => /^(ROOT|BASE|\.\.\/repo)/.test(part));
   const where = real(detours.slice(Math.max(0, first)).join("") + r.pick(TARGETS), base);
   return r.chance(20) ? JSON.stringify(where) : where;
 }
@@ -233,7 +234,7 @@ function anyCall(r: Random, base: string, i: number): Call {
     };
     return ["search_files", { pattern: r.pick(PATTERNS), ...limited, ...how }];
   }
-  if (i % DEAR.search === 1 && r.chance(2))
+  if (i % DEAR.search === 1 && r.chance(4))
     return ["list_files", { path: where, glob: real(r.pick(GLOBS), base) }];
   if (r.chance(4)) return ["list_files", r.chance(50) ? {} : { path: where }];
   const page = {
@@ -287,6 +288,6 @@ test(`in ${CALLS.toLocaleString("en")} random calls no canary comes back from ou
   );
   t.diagnostic(`${seconds.toFixed(1)} s, seed ${SEED}`);
   // The calls are no idle ones: many are answered, and many are refused.
-  assert.ok(refused > CALLS / 10 && refused < CALLS / 1.5, `${refused} refused`);
+  assert.ok(refused > CALLS / 10 && refused < CALLS * 0.8, `${refused} refused`);
   assert.ok(pictures > 100 && largest > 20_000);
 });
