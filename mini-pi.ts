@@ -155,11 +155,15 @@ const realPath = (full: string) => fs.realpath(full).catch(() => undefined);
 async function sameLooking(root: string, name: string): Promise<string> {
   const fold = (file: string) => `${file.normalize("NFKC").replace(/[‘’]/g, "'")}/`;
   const stem = (file: string) => path.posix.parse(file).name.toLowerCase();
-  const soon = AbortSignal.timeout(2000);
-  const { files } = await filesBelow(root, [...NEVER_WALKED, "--", "."], soon);
   const full = path.resolve(root, name.replaceAll("\\", "/"));
   const real = await realPath(full);
   if (real && isInside(root, real)) return real;
+  // Nobody is to be told what is like a name outside.
+  const walk = [...NEVER_WALKED, "--", "."];
+  const isOutside = real !== undefined || !isInside(root, full);
+  const { files } = isOutside
+    ? { files: [] }
+    : await filesBelow(root, walk, AbortSignal.timeout(2000));
   const wanted = relativeName(root, full);
   const alike = files.find((file) => fold(file).startsWith(fold(wanted)));
   const parts = alike?.split("/").slice(0, wanted.split("/").length);

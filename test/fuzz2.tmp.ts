@@ -1,0 +1,301 @@
+// A property, tried 100,000 times: whatever a model asks for, no byte of what lies outside of the
+// directory, or in a secret, is in the result. The calls are random, and the same in every run.
+
+import assert from "node:assert/strict";
+import { execFileSync } from "node:child_process";
+import { mkdirSync, symlinkSync } from "node:fs";
+import path from "node:path";
+import { type TestContext, test } from "node:test";
+import { type Answer, agentAt, call, png, type Tree, temporary, words, write } from "./fixtures.ts";
+
+const sp = {missing:0,search:0,glob:0}; process.on("exit", () => console.log(sp));
+const CALLS = 20_000;
+/** Calls that start ripgrep cost a hundred times as much as the others: every so many is one. */
+const DEAR = { missing: 80, search: 50 } as const;
+const SIDE_BY_SIDE = 16;
+const SEED = 20_240_607;
+
+/** The word that no result may hold, as text or in base64 at any offset. */
+const CANARY = "kwyjibo";
+const CANARIES = new RegExp(
+  [
+    CANARY,
+    ...["", "x", "xx"].map((pad) =>
+      Buffer.from(`${pad}${CANARY}`)
+        .toString("base64")
+        .slice(pad.length && 4, -4),
+    ),
+  ].join("|"),
+);
+
+const SECRETS = words(
+  ".env .env.local sub/.env.production .git/config .git/HEAD id_rsa sub/id_ed25519 tls/server.key a.pem .npmrc .netrc",
+);
+const KEY = `-----BEGIN RSA PRIVATE KEY-----\n${CANARY}\n-----END RSA PRIVATE KEY-----\n`;
+const PLAIN: Tree = {
+  "README.md": "# Title\n\nwords of the file\n",
+  "src/a.ts": "export const a = 1; // KEY=\n",
+  "src/b.test.ts": "a();\n".repeat(900),
+  "src/deep/er/c.ts": "const c = 'é漢😀';\r\n".repeat(50),
+  "src/[id]/page.tsx": "page\n",
+  "..hidden/x": "dots\n",
+  "sub/.gitignore": "*.log\n/gen/\n",
+  "sub/x.log": "log\n",
+  "sub/gen/g.ts": "gen\n",
+  "with space/new\nline.md": "name\n",
+  "with space/cafe\u0301.md": "name\n",
+  "with space/-rf": "name\n",
+  "docs/empty.md": "",
+  "docs/wide.txt": `${"wide ".repeat(40_000)}\n`,
+  "docs/long.txt": `${"a line of eighty characters ".repeat(3)}\n`.repeat(5000),
+  "docs/16.txt": Buffer.from("\ufeffsixteen\n", "utf16le"),
+  "docs/latin.txt": Buffer.from("\xe9t\xe9 \x92\n", "latin1"),
+  "docs/a.bin": Buffer.from("\0\x01\x02"),
+  "docs/dot.png": png(2, 2),
+  "docs/n.ipynb": JSON.stringify({ cells: [{ cell_type: "code", source: ["x"], outputs: [] }] }),
+  "node_modules/lib/index.js": "lib\n",
+  ".env.example": "KEY=example\n",
+};
+
+/** Links in the directory, to where it ends or beyond. */
+const LINKS = {
+  ...{
+    "out.txt": "../outside/secret.txt",
+    out: "../outside",
+    "src/out": "../../outside",
+    chain: "src/out",
+  },
+  ...{
+    "docs/out.png": "../../outside/picture.png",
+    "docs/out.ipynb": "../../outside/n.ipynb",
+    top: "/",
+    up: "..",
+  },
+  ...{
+    evil: "../repo-evil",
+    dangling: "../outside/nothing",
+    nowhere: "nothing",
+    loop: "loop",
+    ping: "pong",
+    pong: "ping",
+  },
+  ...{
+    "src/self": ".",
+    "sub/root": "..",
+    lib: "src",
+    "lib.ts": "src/a.ts",
+    back: "../outside/back",
+  },
+  ...{
+    "plain.txt": ".env",
+    "sub/plain": "../.git",
+    "docs/key.txt": "../key.txt",
+    "absolute.txt": "/etc/passwd",
+  },
+  ...{
+    ".gitignore": "../outside/rules",
+    "docs/.ignore": "../../outside/rules",
+    "src/pipe": "../pipe",
+  },
+};
+
+function makeTraps(base: string): number {
+  const root = path.join(base, "repo");
+  const inside = Object.fromEntries([
+    ...SECRETS.map((name) => [name, `KEY=${CANARY}\n`]),
+    ["key.txt", KEY],
+    ["sub/deploy_key", KEY],
+  ]);
+  const outside: Tree = {
+    ...{
+      "secret.txt": CANARY,
+      "repo-evil/secret.txt": CANARY,
+      "repo.env": CANARY,
+      "outside/secret.txt": `KEY=${CANARY}\n`,
+    },
+    [`outside/${CANARY}.txt`]: `${CANARY}\n`,
+    [`outside/${CANARY}/a.ts`]: `const a = "${CANARY}";\n`,
+    "outside/picture.png": Buffer.concat([png(3, 3), Buffer.from(CANARY.repeat(9))]),
+    "outside/n.ipynb": JSON.stringify({ cells: [{ cell_type: "code", source: [CANARY] }] }),
+    "outside/rules": `*.log\n[${CANARY}\n{${CANARY}${"x".repeat(600)}\n*${CANARY}*\ngen\n`,
+    ".gitignore": `[${CANARY}\n{${CANARY}${"x".repeat(600)}\n`,
+  };
+  write(root, { ...PLAIN, ...inside });
+  write(base, outside);
+  symlinkSync("../repo/src", path.join(base, "outside/back"));
+  for (const [name, target] of Object.entries(LINKS)) symlinkSync(target, path.join(root, name));
+  execFileSync("mkfifo", [path.join(root, "pipe"), path.join(root, "docs/pipe.md")]);
+  mkdirSync(path.join(root, "docs/empty"));
+  return Object.keys({ ...inside, ...outside, ...LINKS }).length + 2;
+}
+
+/** A small generator of random numbers (mulberry32): the same seed gives the same calls. */
+function random(seed: number) {
+  let state = seed;
+  const next = () => {
+    state = (state + 0x6d2b79f5) | 0;
+    let t = Math.imul(state ^ (state >>> 15), 1 | state);
+    t = (t + Math.imul(t ^ (t >>> 7), 61 | t)) ^ t;
+    return ((t ^ (t >>> 14)) >>> 0) / 2 ** 32;
+  };
+  const below = (n: number) => Math.floor(next() * n);
+  const pick = <T>(from: readonly [T, ...T[]] | readonly T[]): T => {
+    const chosen = from[below(from.length)];
+    assert.ok(chosen !== undefined);
+    return chosen;
+  };
+  return { below, pick, chance: (n: number) => below(n) === 0 };
+}
+
+type Random = ReturnType<typeof random>;
+
+/** What exists and is cheap to ask for: files, directories, secrets, pipes, and links to them. */
+const TARGETS = [
+  ...Object.keys(PLAIN),
+  "with space",
+  ...SECRETS,
+  ...words(
+    ". src src/deep sub docs tls ..hidden .git .git/config docs/empty src/[id] node_modules key.txt",
+  ),
+  ...words(
+    "pipe docs/pipe.md src/pipe plain.txt sub/plain/config docs/key.txt lib lib.ts lib/a.ts back back/a.ts src/self",
+  ),
+  ...words(
+    "sub/root sub/root/src/a.ts sub/root/.env src/self/self/a.ts up/repo/.env up/repo/src/a.ts out/back/a.ts sub/deploy_key",
+  ),
+];
+/** Ways round that change nothing, if nothing is wrong. */
+const DETOURS = words(
+  "./ .// src/../ sub/../ docs/../src/../ nothing/../ src/self/../../ ./././ sub/root/ lib/../ ROOT/ ROOT/./ BASE/repo/ ../repo/",
+);
+/** What no tool takes for a path. */
+const NO_PATHS = words(
+  String.raw`~ ~/ ~/.ssh/id_rsa file:///etc/passwd file:ROOT/.env http://x/ C:\x c:/x \\server\x \\?\C:\x ssh://x vscode://file/x`,
+);
+/** Of these, paths are put together that lead anywhere. */
+const PARTS =
+  words(`.. ... . src sub docs out evil up top etc passwd outside secret.txt repo repo-evil chain loop ping dangling
+  nothing .env .git config id_rsa BASE ROOT / // ~ * ** %2e%2e %2f ..%2f \\ ..\\ C: a.ts A.TS back self root plain lib
+  ․․ ‥ ／ ．． -rf --pre proc self environ .. .. .. ..`);
+const SUFFIXES = [
+  "",
+  "",
+  "",
+  "/",
+  "/.",
+  "/..",
+  "\0",
+  "\0.md",
+  " ",
+  "\n",
+  "/*",
+  "?x",
+  "#x",
+  ":1",
+  "\ud800",
+  "/../a.ts",
+];
+const GLOBS =
+  words(String.raw`* ** **/* *.ts *.{ts,md} .env* **/.env* ../** ../*/secret.txt /** out/** up/** **/secret.txt !*.ts !.gitignore
+  --pre=cat --follow -L [ { \ **/.git/** .git/** BASE/** ROOT/** src/[[]id]/** *.pem **/*key* {..,src}/** node_modules/** sub/*.log`);
+const PATTERNS = words(
+  String.raw`. .* ^ $ KEY KEY=(.*) kw[y]j\w+ (?i)KW.JIBO [a-z]{7} \S+ BEGIN|END a ( [ \x6bwy \w+ --files -e --pre root: :x?: const`,
+);
+
+function anyPath({ pick, chance, below }: Random, base: string): string {
+  const parts = Array.from({ length: 1 + below(6) }, () => pick(PARTS));
+  const joined = parts.join(chance(9) ? "" : "/") + pick(SUFFIXES);
+  return real(chance(8) ? JSON.stringify(joined) : joined, base);
+}
+
+function cheapPath(r: Random, base: string): string {
+  if (r.chance(12)) return real(r.pick(NO_PATHS) + (r.chance(3) ? r.pick(TARGETS) : ""), base);
+  const detours = Array.from({ length: r.below(4) }, () => r.pick(DETOURS));
+  // What is absolute stands first, or it would be no detour.
+  const first = detours.findLastIndex((part) => /^(ROOT|BASE|\.\.\/repo)/.test(part));
+  const where = real(detours.slice(Math.max(0, first)).join("") + r.pick(TARGETS), base);
+  return r.chance(20) ? JSON.stringify(where) : where;
+}
+
+const real = (where: string, base: string) =>
+  where.replaceAll("ROOT", path.join(base, "repo")).replaceAll("BASE", base);
+
+type Call = [tool: string, args: { [name: string]: string | number | boolean }];
+
+function anyCall(r: Random, base: string, i: number): Call {
+  const where = i % DEAR.missing === 0 ? anyPath(r, base) : cheapPath(r, base);
+  if (i % DEAR.search === 0) {
+    const limited = {
+      ...(r.chance(2) && { path: where }),
+      ...(r.chance(3) && { glob: real(r.pick(GLOBS), base) }),
+    };
+    const how = {
+      ...(r.chance(3) && { context: r.below(30) }),
+      ...(r.chance(3) && { ignoreCase: true }),
+    };
+    return ["search_files", { pattern: r.pick(PATTERNS), ...limited, ...how }];
+  }
+  if (i % DEAR.search === 1 && r.chance(4))
+    return ["list_files", { path: where, glob: real(r.pick(GLOBS), base) }];
+  if (r.chance(4)) return ["list_files", r.chance(50) ? {} : { path: where }];
+  const page = {
+    ...(r.chance(3) && { offset: r.below(1000) }),
+    ...(r.chance(3) && { limit: r.below(500) }),
+  };
+  return ["read_file", { path: where, ...page }];
+}
+
+test(`in ${CALLS.toLocaleString("en")} random calls no canary comes back from outside or from a secret`, async (t: TestContext) => {
+  const base = temporary();
+  const traps = makeTraps(base);
+  const blind = await agentAt(path.join(base, "repo"));
+  const agent = { ...blind, model: { ...blind.model, input: ["text" as const, "image" as const] } };
+  const r = random(SEED);
+  const counts = {
+    list_files: 0,
+    read_file: 0,
+    search_files: 0,
+    refused: 0,
+    pictures: 0,
+    largest: 0,
+  };
+  const check = ([tool, args]: Call, { text, image, isError }: Answer) => {
+    const told = () => `${tool} ${JSON.stringify(args)} gave ${text.slice(0, 2000)}`;
+    assert.ok(!CANARIES.test(text) && !CANARIES.test(image), told());
+    // Nor where all of it lies, but for what the model said itself.
+    if (!JSON.stringify(args).includes(base)) assert.ok(!text.includes(base), told());
+    assert.ok(Buffer.byteLength(text) < 64 * 1024, told());
+    if (tool === "list_files" || tool === "read_file" || tool === "search_files") counts[tool]++;
+    if (/does not exist/.test(text)) sp.missing++; else if (tool==="search_files" && !/secret|no path|regular file/.test(text.slice(0,200))) sp.search += args.glob ? 2 : 1; else if (args.glob && tool==="list_files") sp.glob+=2; counts.refused += isError ? 1 : 0;
+    counts.pictures += image ? 1 : 0;
+    counts.largest = Math.max(counts.largest, text.length);
+  };
+  const start = Date.now();
+  let made = 0;
+  const work = async () => {
+    while (made < CALLS) {
+      const one = anyCall(r, base, made++);
+      const answer = await call(agent, ...one);
+      try {
+        check(one, answer);
+      } catch (error) {
+        // The first failure ends the work of all.
+        made = CALLS;
+        throw error;
+      }
+    }
+  };
+  await Promise.all(Array.from({ length: SIDE_BY_SIDE }, work));
+  const seconds = (Date.now() - start) / 1000;
+  const { list_files, read_file, search_files, refused, pictures, largest } = counts;
+  t.diagnostic(
+    `${list_files + read_file + search_files} calls: ${read_file} read_file, ${list_files} list_files, ${search_files} search_files`,
+  );
+  t.diagnostic(
+    `${traps} traps; ${refused} calls refused, ${pictures} pictures shown, largest result ${largest} characters`,
+  );
+  t.diagnostic(`${seconds.toFixed(1)} s, seed ${SEED}`);
+  // The calls are no idle ones: many are answered, and many are refused.
+  assert.ok(refused > CALLS / 10 && refused < CALLS * 0.8, `${refused} refused`);
+  assert.ok(pictures > 100 && largest > 20_000);
+});
