@@ -912,6 +912,7 @@ async function complete(agent: Agent, run: Run, toolChoice: ai.ToolChoice): Prom
 const MAX_RETRIES = 4;
 const RETRY_MS = Number(process.env.MINI_PI_RETRY_MS) || 2000;
 const IDLE_MS = Number(process.env.MINI_PI_IDLE_MS) || 300_000;
+const SILENCE = `no answer for ${IDLE_MS / 1000} s`;
 const MAX_REPLY_EVENTS = 1_000_000;
 
 /** One request: its reply, whether the context was too large, and the wait before another try. */
@@ -920,7 +921,7 @@ async function ask(agent: Agent, run: Run, toolChoice: ai.ToolChoice) {
   const context = { systemPrompt, tools, messages: trimContext(agent) };
   // Silence can be noticed here only: no timeout of any provider covers a stream that stalls.
   const idle = new AbortController();
-  const watchdog = setTimeout(() => idle.abort(), IDLE_MS);
+  const watchdog = setTimeout(() => idle.abort(new Error(SILENCE)), IDLE_MS);
   const signal = AbortSignal.any([run.signal, idle.signal]);
   const http = { status: 200, retryAfter: "" };
   // A redirect could carry the conversation to another host, so it is an error.
@@ -937,15 +938,15 @@ async function ask(agent: Agent, run: Run, toolChoice: ai.ToolChoice) {
   let events = 0;
   for await (const event of stream) {
     watchdog.refresh();
-    if (++events > MAX_REPLY_EVENTS) idle.abort();
+    if (++events > MAX_REPLY_EVENTS) idle.abort(new Error("the reply does not end"));
     const usage = "partial" in event ? event.partial.usage : undefined;
     if (event.type === "start") agent.emit({ type: "message_start", message: event.partial });
     else if (usage) agent.emit({ type: "message_update", usage, assistantMessageEvent: event });
   }
   clearTimeout(watchdog);
   const reply = settled(agent, await stream.result());
-  const silence = { stopReason: "error", errorMessage: `no answer for ${IDLE_MS / 1000} s` };
-  if (idle.signal.aborted && !run.signal.aborted) Object.assign(reply, silence);
+  const broken = { stopReason: "error", errorMessage: idle.signal.reason?.message };
+  if (idle.signal.aborted && !run.signal.aborted) Object.assign(reply, broken);
   const retryMs = retryAfter(reply, http);
   const overflow = reply.stopReason !== "stop" && ai.isContextOverflow(reply, model.contextWindow);
   if (reply.stopReason === "error") reply.errorMessage = explain(agent, reply, http);
@@ -993,7 +994,8 @@ function retryAfter(reply: Reply, { status, retryAfter }: Http): number | undefi
   return ms > MAX_RETRY_AFTER_MS ? undefined : Math.max(0, ms);
 }
 const MAX_RETRY_AFTER_MS = 60_000;
-const FINAL = /certificate|self.signed|ERR_SSL|ECONNREFUSED|ENOTFOUND|no answer for/i;
+const FINAL =
+  /bad port|certificate|self.signed|ERR_SSL|ECONNREFUSED|ENOTFOUND|no answer for|does not end/i;
 
 /** A failure in one line: where, what, and what to do. Keys are taken out. */
 function explain({ model, keyName }: Agent, reply: Reply, { status, retryAfter }: Http): string {
@@ -1733,7 +1735,15 @@ function stopSignal(): AbortSignal {
     });
   on("SIGINT", 130);
   on("SIGTERM", 143);
-  for (const out of [process.stdout, process.stderr]) out.on("error", () => stop.abort(stopped(3)));
+  process.stderr.on("error", () => {});
+  process.stdout.on("error", ({ code, message }: NodeJS.ErrnoException) => {
+    stop.abort(stopped(3));
+    if (code === "EPIPE") return;
+    note(`mini-pi: ${message}`, "red");
+    process.on("exit", () => {
+      process.exitCode = 3;
+    });
+  });
   return stop.signal;
 }
 
