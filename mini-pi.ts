@@ -1243,11 +1243,12 @@ function headerOf({ id, root }: Agent) {
   return { type: "session", version: 3, id, timestamp: now(), cwd: root };
 }
 
-/** Where a conversation about a directory is kept by default: a new file, or the last one. */
-function sessionFile({ root, id }: Agent, last: boolean): string {
+/** Where a conversation is kept by default: a new file, the last one, or none inside of `root`. */
+function sessionFile({ root, id }: Agent, last: boolean): string | undefined {
   const state = process.env.XDG_STATE_HOME || path.join(homedir(), ".local", "state");
   const key = createHash("sha256").update(root).digest("hex").slice(0, 16);
   const directory = path.join(state, "mini-pi", `${path.basename(root)}-${key}`);
+  if (isInside(root, directory)) return undefined;
   makeDirectory(directory);
   const files = readdirSync(directory).map((name) => path.join(directory, name));
   const found = last && files.sort().findLast((file) => statSync(file).size > 0);
@@ -1778,8 +1779,9 @@ async function main(args: string[]): Promise<number | undefined> {
   const agent = await createAgent(directory, { ...choice, thinking, limits, signal: stopSignal() });
   const { signal } = agent;
   const question = asked.length > 0 || !process.stdin.isTTY ? await readQuestion(asked) : undefined;
-  const file = value("session") ?? sessionFile(agent, value("continue") !== undefined);
-  const keep = value("no-session") ? () => {} : saveSession(agent, file);
+  const isKept = value("no-session") === undefined;
+  const file = value("session") ?? (isKept && sessionFile(agent, value("continue") !== undefined));
+  const keep = isKept && file ? saveSession(agent, file) : () => {};
   const print = value("json") ? printJson(agent) : printText(value("quiet") !== undefined);
   agent.emit = (event) => {
     keep(event);
