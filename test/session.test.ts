@@ -156,6 +156,12 @@ test("--no-session keeps nothing", async () => {
   assert.deepEqual([...filesBelow(env.XDG_STATE_HOME), ...filesBelow(env.HOME)], []);
 });
 
+test("nothing is kept inside of the directory that is looked at", async () => {
+  const home = temporary();
+  const { code } = await runCli([home, "what is this?"], { env: { XDG_STATE_HOME: home } });
+  assert.deepEqual([code, filesBelow(home).length], [0, 0]);
+});
+
 test("what was said is on disk before it ends, and survives a kill", async () => {
   const file = newFile();
   await using server = await startModelServer([READ, stall({ after: [text("It")] })]);
