@@ -639,63 +639,63 @@ function globsOf(glob: string, below: string): string[] {
 type Filter = { isLeft: (file: string) => boolean; signal: AbortSignal };
 
 /** The matching lines by file, up to the bounds; a file that has more of them says how many. */
-async function search(
-  root: string,
-  args: string[],
-  { isLeft, signal }: Filter,
-): Promise<ToolOutput> {
-  const { out, log, kill } = ripgrep(root, args, signal);
+async function search(root: string, args: string[], filter: Filter): Promise<ToolOutput> {
+  const { out, log, kill } = ripgrep(root, args, filter.signal);
   const shown: Lines = {};
   const lines: string[] = [];
-  let [matches, inFile, bytes, searched, name, rest] = [0, 0, 0, 0, "", ""];
-  let hidden = false;
-  const full = () => matches >= MAX_MATCHES || bytes > SEARCH_BYTES;
-  const take = (event: string) => {
-    const { type, data } = JSON.parse(event);
-    const [at, all] = [data.line_number, data.stats?.matched_lines];
-    if (type === "begin") [name, inFile] = [rgText(data.path).slice(2), 0];
-    if (type === "begin") hidden = isLeft(name) || isHidden(root, name);
-    if (type === "begin" && full()) kill();
-    if (type === "summary") searched = data.stats.searches;
-    if (type === "end" && all > inFile && inFile) lines.push(`[${all} matches in this file]`);
-    if (!at || full() || inFile >= MATCHES_A_FILE || hidden) return;
-    if (type === "match") [matches, inFile] = [matches + 1, inFile + 1];
-    const line = excerpt(data.lines, data.submatches[0]?.start);
-    if (!shown[name]) bytes += lines.push(display(name)) && Buffer.byteLength(display(name));
-    lines.push(`${at}${type === "match" ? ":" : "-"} ${line}`);
-    bytes += Buffer.byteLength(line);
-    shown[name] = [...(shown[name] ?? []), [at, at]];
+  let [matches, inFile, bytes, searched, name] = [0, 0, 0, 0, ""];
+  let isHiddenFile = false;
+  const isFull = () => matches >= MAX_MATCHES || bytes > SEARCH_BYTES;
+  const add = (line: string) => {
+    lines.push(line);
+    bytes += Buffer.byteLength(line) + 1;
   };
-  for await (const chunk of out) {
-    const events = `${chunk}`.split("\n");
-    events[0] = rest + events[0];
-    rest = events.pop() ?? "";
-    events.filter((event) => event.startsWith("{")).forEach(take);
-    if (rest.length < MAX_EVENT) continue;
-    // A match in every character of a long line: the first one will do.
-    const [start] = /^\{.*?"submatches":\[\{"match":.*?"end":\d+\}/.exec(rest) ?? [];
-    if (start) take(`${start}]}}`);
-    rest = " ";
+  for await (const { type, data } of eventsOf(out)) {
+    const [at, all] = [data.line_number, data.stats?.matched_lines];
+    if (type === "begin" && isFull()) break;
+    if (type === "begin") [name, inFile] = [rgText(data.path).slice(2), 0];
+    if (type === "begin") isHiddenFile = filter.isLeft(name) || isHidden(root, name);
+    if (type === "summary") searched = data.stats.searches;
+    if (type === "end" && all > inFile && inFile) add(`[${all} matches in this file]`);
+    if (!at || isFull() || inFile >= MATCHES_A_FILE || isHiddenFile) continue;
+    if (type === "match") [matches, inFile] = [matches + 1, inFile + 1];
+    if (!shown[name]) add(display(name));
+    add(`${at}${type === "match" ? ":" : "-"} ${excerpt(data.lines, data.submatches[0]?.start)}`);
+    shown[name] = [...(shown[name] ?? []), [at, at]];
   }
+  kill();
   const [, error] = RG_ERROR.exec(await log) ?? [];
-  if (error && matches === 0)
-    throw new Error(cut(error.replace(/\n\nConsider[\s\S]*/, LINEWISE), 500));
-  const isView = Object.keys(shown).some((file) => /\.ipynb$/i.test(file));
-  if (isView)
-    lines.push("[lines of an .ipynb are those of its JSON, not those that read_file shows]");
-  if (signal.aborted) lines.push("[stopped for its time; this is what was found so far]");
-  else if (matches === 0)
-    lines.push(`No match in ${searched} files. Secret ones are not searched.`);
-  if (full()) lines.push(`[first ${matches} matches; narrow the pattern or pass path or glob]`);
+  if (error && matches === 0) throw new Error(cut(error.replace(ADVICE_ON_LINES, LINEWISE), 500));
+  if (Object.keys(shown).some((file) => /\.ipynb$/i.test(file))) add(RAW_NOTEBOOK);
+  if (filter.signal.aborted) add("[stopped for its time; this is what was found so far]");
+  else if (matches === 0) add(`No match in ${searched} files. Secret ones are not searched.`);
+  if (isFull()) add(`[first ${matches} matches; narrow the pattern or pass path or glob]`);
   return { text: lines.join("\n") + leftOut(await log).left, shown };
 }
 const MAX_MATCHES = 100;
 const MATCHES_A_FILE = 40;
 const RG_ERROR = /^rg: ((?:regex parse error|the literal)[\s\S]*|error parsing glob.*)/m;
+const ADVICE_ON_LINES = /\n\nConsider[\s\S]*/;
 const LINEWISE = ": search for one line at a time";
+const RAW_NOTEBOOK = "[lines of an .ipynb are those of its JSON, not those that read_file shows]";
 const SEARCH_BYTES = 20 * 1024;
 const MATCH_CHARACTERS = 300;
 const MAX_EVENT = 16 * 1024 ** 2;
+
+/** ripgrep's events; of one with a match in each character of a long line, only the first match. */
+async function* eventsOf(out: AsyncIterable<string>) {
+  let rest = "";
+  for await (const chunk of out) {
+    const events = `${chunk}`.split("\n");
+    events[0] = rest + events[0];
+    rest = events.pop() ?? "";
+    for (const event of events) if (event.startsWith("{")) yield JSON.parse(event);
+    if (rest.length < MAX_EVENT) continue;
+    const [start] = /^\{.*?"submatches":\[\{"match":.*?"end":\d+\}/.exec(rest) ?? [];
+    if (start) yield JSON.parse(`${start}]}}`);
+    rest = " ";
+  }
+}
 
 type RgText = { text?: string; bytes?: string };
 
@@ -1159,18 +1159,23 @@ function citationsIn(prose: string): Citation[] {
     rest = rest.replace(form, (match) => " ".repeat(match.length));
     return all;
   });
-  return found
-    .sort((a, b) => a.index - b.index)
-    .flatMap(({ groups: { file = "", lines = "" } = {} }) => {
-      const path = file.replaceAll("\\", "/").replace(/^(\.\/)+|^\p{sc=Han}+(?=\w)/gu, "");
-      const isFile =
-        path.includes("/") || /^([A-Z]\w*file|[A-Z]{4,})$/.test(path) || EXTENSION.test(path);
-      if (!isFile || /^[\w.@-]+\.(com|org|net|io|dev|local|internal)$/.test(path)) return [];
-      return lines.split(/[,，、]/).map((range) => {
-        const [from = 0, to = from] = range.match(/\d+/g)?.map(Number) ?? [];
-        return { path, from, to };
-      });
+  found.sort((a, b) => a.index - b.index);
+  return found.flatMap(({ groups: { file = "", lines = "" } = {} }) => {
+    const path = citedPath(file);
+    return (path ? lines.split(/[,，、]/) : []).map((range) => {
+      const [from = 0, to = from] = range.match(/\d+/g)?.map(Number) ?? [];
+      return { path, from, to };
     });
+  });
+}
+
+/** The path in a citation, plain; "" where that is no file's. */
+function citedPath(file: string): string {
+  if (QUOTED.test(file)) return String(JSON.parse(file));
+  const plain = file.replaceAll("\\", "/").replace(/^(\.\/)+|^\p{sc=Han}+(?=\w)/gu, "");
+  if (/^[\w.@-]+\.(com|org|net|io|dev|local|internal)$/.test(plain)) return "";
+  const isNamed = /^([A-Z]\w*file|[A-Z]{4,})$/.test(plain) || EXTENSION.test(plain);
+  return isNamed || plain.includes("/") ? plain : "";
 }
 const LETTER = String.raw`[\p{L}\p{N}_@.+$~/\\-]`;
 const BRACKETS = String.raw`\[[\p{L}\p{N}_.-]+\](?=[/.])|\([\p{L}\p{N}_-]+\)(?=/)`;
@@ -1179,6 +1184,7 @@ const NUMBER = String.raw`L?\d{1,7}`;
 const RANGE = `${NUMBER}(?:[-–—~]${NUMBER}| ?(?:to|[至到]) ?${NUMBER})?`;
 const CITED_LINES = `(?<lines>${RANGE}(?:[,，、]${RANGE})*)`;
 const FORMS = [
+  '(?<file>"(?:[^"\\\\\n]|\\\\.){1,300}"):LINES',
   'FILE[`*"”’)\\]]{0,3}[:：]LINES',
   "FILE#LINES",
   'FILE[`*"”)]{0,3}[,，]? ?[(（]?(?:at |on |的 ?)?(?:[Ll]ines?|第) ?LINES',
@@ -1290,7 +1296,8 @@ type Choice = Pick<Agent, "model" | "stream" | "keyName">;
 export async function findModel(name?: string, baseUrl?: string): Promise<Choice> {
   const models = builtinModels();
   models.setProvider(offlineProvider());
-  if (baseUrl && !URL.canParse(baseUrl)) throw new UserError(`--base-url ${baseUrl} is no URL`);
+  if (baseUrl && !(/^https?:/.test(baseUrl) && URL.canParse(baseUrl)))
+    throw new UserError(`--base-url ${baseUrl} does not start with http:// or https://`);
   const known =
     name === undefined ? await firstWithKey(models) : await namedModel(models, name, baseUrl);
   if (!known && !baseUrl) throw new UserError(`there is no model ${name}: see --list-models`);
@@ -1393,8 +1400,7 @@ function searchReply(messages: ai.Message[], last: boolean): Reply {
   const passages = results("read_file").map(quote);
   const about = passages.length > 0 ? "What the directory says of itself:" : NO_README;
   const none = words.length > 0 ? `Nothing here matches ${words.join(", ")}. ${about}` : about;
-  const met = words.filter((word) => hits.some((hit) => matches(hit, word)));
-  const start = met.length > 0 ? `Where ${met.join(", ")} can be found:` : none;
+  const start = hits.length > 0 ? "The places that match best:" : none;
   return ai.fauxAssistantMessage([start, ...passages, `(${OFFLINE})`].join("\n\n"));
 }
 
@@ -1405,11 +1411,13 @@ const readCall = (place: { path: string; offset?: number }) =>
 
 /** Files that are named, each word, two of them in a line, definitions, and files named so. */
 function firstCalls(question: string, words: string[]): ai.ToolCall[] {
-  const named = question.match(/[\w./-]+\.[a-z]\w{0,4}(?=$|[^\w(])/g) ?? [];
+  const paths = question.match(/[\p{L}\p{N}_./-]+\.[a-z]\w{0,4}(?=$|[^\w(])/gu) ?? [];
+  const named = [...new Set(paths.map((path) => path.replace(/^[ab]\//, "")))].slice(0, 4);
   const search = (pattern: string, where = {}) =>
     callOf("search_files", { pattern, ignoreCase: true, ...where });
   const any = oneOf(words);
-  const searches = [...words.map((word) => search(oneOf([word]))), search(`${any}.*${any}`)];
+  const each = words.map((word) => search(word.replaceAll("$", "\\$")));
+  const searches = words.length > 1 ? [...each, search(`${any}.*${any}`)] : each;
   const telling = [search(DEFINES + any), search(any, { glob: `*{${words.join(",")}}*` })];
   const all = words.length > 0 ? [...searches, ...telling] : [];
   return [callOf("list_files", {}), ...named.map((path) => readCall({ path })), ...all];
@@ -1538,7 +1546,7 @@ export function printText(quiet: boolean): Agent["emit"] {
     } else if (event.type === "message_end" && textIn(event.message).startsWith(WRONG_SOURCES)) {
       write("\nCorrected answer:\n");
     } else if (event.type === "tool_execution_start") {
-      tell(cut(`${event.toolName} ${Object.values(Object(event.args)).join(" ")}`, 160));
+      tell(`${event.toolName} ${describeArguments(event.args)}`);
     } else if (event.type === "tool_execution_end" && event.isError) {
       tell(`  failed: ${cut(textIn(event.result), 160)}`, "yellow");
     } else if (event.type === "auto_retry_start") {
@@ -1546,14 +1554,23 @@ export function printText(quiet: boolean): Agent["emit"] {
       tell(`retry ${event.attempt}/${event.maxAttempts} ${wait}`, "yellow");
     } else if (event.type === "agent_end") {
       if (!process.stdout.isTTY && event.answer) process.stdout.write(`${event.answer}\n`);
-      const doubts = event.sources.filter(({ state }) => state !== "seen").map(describeSource);
-      const seen = `${event.sources.length - doubts.length} seen`;
-      const style = doubts.length > 0 ? "yellow" : "dim";
-      if (event.sources.length > 0) tell(`sources: ${[seen, ...doubts].join("; ")}`, style);
+      if (event.sources.length > 0) tell(...sourcesLine(event.sources));
       if (event.ended !== "answered") note(`mini-pi: ${event.message}`, "red");
       if (event.usage.input > 0) tell(summary(event, event.messages, Date.now() - started));
     }
   };
+}
+
+function describeArguments(args: unknown): string {
+  const plain = (name: string) => /^(path|pattern|glob)$/.test(name);
+  const all = Object.entries(Object(args)).map(([k, v]) => (plain(k) ? v : `${k}=${v}`));
+  return cut(all.join(" "), 140);
+}
+
+function sourcesLine(sources: Source[]): [line: string, style: "yellow" | "dim"] {
+  const doubts = sources.filter(({ state }) => state !== "seen").map(describeSource);
+  const seen = `${sources.length - doubts.length} seen`;
+  return [`sources: ${[seen, ...doubts].join("; ")}`, doubts.length > 0 ? "yellow" : "dim"];
 }
 
 const describeSource = ({ path, from, to, reason }: Source) =>
@@ -1597,8 +1614,7 @@ function wireUpdate({ type, usage, assistantMessageEvent: update }: Update): obj
 async function converse(agent: Agent, baseUrl?: string): Promise<void> {
   const terminal = readline.createInterface({ input: process.stdin, output: process.stderr });
   const quit = agent.signal;
-  const pasted: string[] = [];
-  let [pasting, open] = [false, true];
+  let open = true;
   let stop = new AbortController();
   let work: Promise<void> | undefined;
   const ask = async (question: string): Promise<void> => {
@@ -1619,6 +1635,26 @@ async function converse(agent: Agent, baseUrl?: string): Promise<void> {
     else if (text) work = ask(text).then(prompt);
     else if (!work) prompt();
   };
+  hearLines(terminal, hear);
+  terminal.on("SIGINT", () => {
+    if (agent.queue.length > 0) note(`not said: ${agent.queue.splice(0).join("; ")}`);
+    if (work) stop.abort(stopped(130));
+    else if (terminal.line) terminal.write(null, { ctrl: true, name: "u" });
+    else terminal.close();
+  });
+  quit.addEventListener("abort", () => terminal.close());
+  note(`${agent.model.provider}/${agent.model.id} on ${agent.root}; /help tells more`);
+  process.stderr.write(BRACKETED_PASTE.on);
+  prompt();
+  await once(terminal, "close");
+  open = false;
+  process.stderr.write(BRACKETED_PASTE.off);
+  await work;
+}
+/** Each line that is typed; what is pasted is one, whatever the lines in it. */
+function hearLines(terminal: readline.Interface, hear: (text: string) => void): void {
+  const pasted: string[] = [];
+  let pasting = false;
   process.stdin.on("keypress", (_, key) => {
     if (/^paste-/.test(key?.name)) pasting = key.name === "paste-start";
   });
@@ -1626,14 +1662,6 @@ async function converse(agent: Agent, baseUrl?: string): Promise<void> {
     pasted.push(line);
     if (!pasting) hear(pasted.splice(0).join("\n").trim());
   });
-  terminal.on("SIGINT", () => (work ? stop.abort(stopped(130)) : terminal.close()));
-  quit.addEventListener("abort", () => terminal.close());
-  process.stderr.write(BRACKETED_PASTE.on);
-  prompt();
-  await once(terminal, "close");
-  open = false;
-  process.stderr.write(BRACKETED_PASTE.off);
-  await work;
 }
 const BRACKETED_PASTE = { on: "\x1b[?2004h", off: "\x1b[?2004l" };
 
@@ -1688,7 +1716,7 @@ function parseOptions(args: string[]) {
   } catch (error) {
     const [line = ""] = String(error)
       .replace(/^.*?: /, "")
-      .split(/\n|\. /);
+      .split(/\n|\.(?: |$)/);
     throw new UserError(`${line}; --help lists the options`);
   }
 }
@@ -1716,6 +1744,8 @@ export async function createAgent(dir: string, given: Choice & Partial<Agent>): 
 async function readQuestion([question = "-", dash, ...more]: string[]): Promise<string> {
   if (more.length > 0 || (dash ?? "-") !== "-") throw new UserError("put the question in quotes");
   const given = question === "-" ? "" : question;
+  const isTyped = !(given && !dash) && process.stdin.isTTY;
+  if (isTyped) note("Reading from the terminal: end it with Ctrl-D.");
   const whole = given && !dash ? given : `${given}\n\n${await textOf(process.stdin)}`;
   if (whole.trim()) return whole.trim();
   throw new UserError('there is no question: node mini-pi.ts <dir> "<question>"');

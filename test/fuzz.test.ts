@@ -10,7 +10,7 @@ import { type Answer, agentAt, call, png, type Tree, temporary, words, write } f
 
 const CALLS = 100_000;
 /** Calls that start ripgrep cost a hundred times as much as the others: every so many is one. */
-const DEAR = { missing: 60, search: 40 } as const;
+const DEAR = { missing: 150, search: 50 } as const;
 const SIDE_BY_SIDE = 16;
 const SEED = 20_240_607;
 
@@ -163,6 +163,12 @@ const TARGETS = [
     "sub/root sub/root/src/a.ts sub/root/.env src/self/self/a.ts up/repo/.env up/repo/src/a.ts out/back/a.ts sub/deploy_key",
   ),
 ];
+/** What is outside, by names and by links. */
+const OUTSIDE =
+  words(`../repo-evil/secret.txt ../repo-evil evil evil/secret.txt ../outside/secret.txt ../outside out out/secret.txt
+  out.txt src/out/secret.txt chain/secret.txt /etc/passwd /etc top/etc/passwd up up/secret.txt ../secret.txt ../repo.env .. docs/out.png
+  docs/out.ipynb absolute.txt BASE/secret.txt BASE/repo-evil/secret.txt BASE ROOT-evil/secret.txt lib/out/secret.txt ../outside/rules
+  .gitignore docs/.ignore src/self/out/picture.png sub/root/evil/secret.txt back/../../repo-evil/secret.txt up/repo-evil/secret.txt`);
 /** Ways round that change nothing, if nothing is wrong. */
 const DETOURS = words(
   "./ .// src/../ sub/../ docs/../src/../ nothing/../ src/self/../../ ./././ sub/root/ lib/../ ROOT/ ROOT/./ BASE/repo/ ../repo/",
@@ -212,7 +218,9 @@ function cheapPath(r: Random, base: string): string {
   const detours = Array.from({ length: r.below(4) }, () => r.pick(DETOURS));
   // What is absolute stands first, or it would be no detour.
   const first = detours.findLastIndex((part) => /^(ROOT|BASE|\.\.\/repo)/.test(part));
-  const where = real(detours.slice(Math.max(0, first)).join("") + r.pick(TARGETS), base);
+  const target = r.pick(r.chance(4) ? OUTSIDE : TARGETS);
+  const way = /^(ROOT|BASE|\/)/.test(target) ? "" : detours.slice(Math.max(0, first)).join("");
+  const where = real(way + target, base);
   return r.chance(20) ? JSON.stringify(where) : where;
 }
 
@@ -234,7 +242,7 @@ function anyCall(r: Random, base: string, i: number): Call {
     };
     return ["search_files", { pattern: r.pick(PATTERNS), ...limited, ...how }];
   }
-  if (i % DEAR.search === 1 && r.chance(4))
+  if (i % DEAR.search === 1 && r.chance(8))
     return ["list_files", { path: where, glob: real(r.pick(GLOBS), base) }];
   if (r.chance(4)) return ["list_files", r.chance(50) ? {} : { path: where }];
   const page = {

@@ -120,6 +120,23 @@ test("a refusal does not tell whether there is something outside", async () => {
   }
 });
 
+test("a refusal does not tell whether a link leads to something, not even by its hints", async () => {
+  const on = await agentWith({ "there.md": "", "not.md": "", "x/there.md": "", "x/not.md": "" });
+  write(path.dirname(on.root), { "outside/there.txt": CANARY, "outside/there/there.txt": CANARY });
+  symlinkSync("../outside", path.join(on.root, "vendor"));
+  for (const name of ["there", "not"])
+    symlinkSync(`../outside/${name}.txt`, path.join(on.root, `${name}.txt`));
+  for (const where of words(
+    "vendor/NAME.txt vendor/NAME/NAME.txt vendor/NAME vendor/NAME/ NAME.txt ../outside/NAME.txt",
+  )) {
+    const texts = async (name: string) =>
+      (await everyTool(where.replaceAll("NAME", name), on)).map(({ text }) =>
+        text.replaceAll(name, "NAME"),
+      );
+    assert.deepEqual(await texts("there"), await texts("not"), where);
+  }
+});
+
 test("a refusal says that the path points outside, and nothing of where the directory is", async () => {
   for (const { text } of await everyTool("vendor/secret.txt")) {
     assert.match(text, /points outside/);
@@ -365,6 +382,18 @@ test("a private key is a secret by what it holds: no search of it or of the dire
       assert.doesNotMatch(text, /[:-] kwyjibo/, `${pattern} in ${where}`);
     }
   assert.match((await search(on, "const")).text, /^a\.ts\n1: const a = 1;/);
+});
+
+test("a private key is a secret, too, where its name is no valid UTF-8 or looks like another", async () => {
+  const on = await agentWith({ "caf\u00e9": "plain\n", "a.ts": "plain\n" });
+  try {
+    const name = Buffer.from(path.join(on.root, "caf\xe9"), "latin1");
+    writeFileSync(name, `-----BEGIN RSA PRIVATE KEY-----\n${CANARY}\n`);
+  } catch {
+    return; // A file system that has no such names.
+  }
+  for (const pattern of ["BEGIN", ".", "^kw"])
+    assert.doesNotMatch((await search(on, pattern, { context: 3 })).text, /[:-] kwyjibo/);
 });
 
 test("a search that passes secrets over says so when it finds nothing", async () => {
