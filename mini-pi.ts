@@ -24,18 +24,7 @@
 import { spawn } from "node:child_process";
 import { createHash, randomUUID } from "node:crypto";
 import { once } from "node:events";
-import {
-  appendFileSync,
-  closeSync,
-  constants,
-  existsSync,
-  mkdirSync,
-  openSync,
-  readdirSync,
-  readFileSync,
-  readSync,
-  statSync,
-} from "node:fs";
+import * as disk from "node:fs";
 import * as fs from "node:fs/promises";
 import { homedir } from "node:os";
 import path from "node:path";
@@ -159,11 +148,9 @@ async function sameLooking(root: string, name: string): Promise<string> {
   const real = await realPath(full);
   if (real && isInside(root, real)) return real;
   // Nobody is to be told what is like a name outside.
-  const walk = [...NEVER_WALKED, "--", "."];
-  const isOutside = real !== undefined || !isInside(root, full);
-  const { files } = isOutside
-    ? { files: [] }
-    : await filesBelow(root, walk, AbortSignal.timeout(2000));
+  const isOutside = real !== undefined || (await isLinked(root, full));
+  const search = () => filesBelow(root, placeArgs(root), AbortSignal.timeout(2000));
+  const { files } = isOutside ? { files: [] } : await search();
   const wanted = relativeName(root, full);
   const alike = files.find((file) => fold(file).startsWith(fold(wanted)));
   const parts = alike?.split("/").slice(0, wanted.split("/").length);
@@ -173,6 +160,13 @@ async function sameLooking(root: string, name: string): Promise<string> {
   throw new Error(`${shortly(name)} does not exist, or points outside of the directory. ${hint}.`);
 }
 
+/** Whether a path leads outside, or may: by a link, whether or not there is anything behind it. */
+async function isLinked(root: string, full: string): Promise<boolean> {
+  if (full === root || !isInside(root, full)) return full !== root;
+  const state = await fs.lstat(full).catch(() => undefined);
+  return state?.isSymbolicLink() || isLinked(root, path.dirname(full));
+}
+
 /** The path of a file as results show it and the model can pass it back: relative, with "/". */
 const relativeName = (root: string, full: string) =>
   path.relative(root, full).split(path.sep).join("/") || ".";
@@ -180,11 +174,13 @@ const relativeName = (root: string, full: string) =>
 /** A name for people and models: as it is, or a JSON string where it holds what cannot be seen. */
 function display(name: string): string {
   const hidden = /(?! )[\p{Cc}\p{Cf}\p{Z}]/gu;
-  const unit = (c: string) => `\\u${c.charCodeAt(0).toString(16).padStart(4, "0")}`;
-  const escaped = (character: string) => character.split("").map(unit).join("");
   const isPlain = name.search(hidden) < 0 && !/^[" ]| $/.test(name);
   return isPlain ? name : JSON.stringify(name).replace(hidden, escaped);
 }
+
+/** Characters as JSON can also write them, "\\u2028" for a line separator. */
+const escaped = (characters: string) =>
+  characters.replace(/[\s\S]/g, (c) => `\\u${c.charCodeAt(0).toString(16).padStart(4, "0")}`);
 
 const shortly = (name: string) => cut(display(name), 200);
 
@@ -318,17 +314,13 @@ export const defaultTools: AgentTool[] = [listFiles, readFile, searchFiles];
  * Runs one call and gives its result. Never throws: whatever goes wrong (an unknown tool, arguments
  * that do not fit, a failure, a stop) becomes a result that the model can read, marked as an error.
  */
-export async function runTool(
-  agent: Agent,
-  call: ai.ToolCall,
-  signal: AbortSignal,
-): Promise<Result> {
+export async function runTool(agent: Agent, call: ai.ToolCall, signal: AbortSignal) {
   const { id: toolCallId, name: toolName, arguments: args } = call;
   agent.emit({ type: "tool_execution_start", toolCallId, toolName, args });
+  const failed = ({ message }: Error) => cut(message.replaceAll(`'${agent.root}`, "'."), 1000);
   const result = await execute(agent, call, signal).then(
     (output) => resultOf(call, output),
-    ({ message }) =>
-      resultOf(call, { text: cut(message.replaceAll(`'${agent.root}`, "'."), 1000) }, true),
+    (error) => resultOf(call, { text: failed(error) }, true),
   );
   agent.emit({ type: "tool_execution_end", toolCallId, toolName, result, isError: result.isError });
   return result;
@@ -407,10 +399,8 @@ function textIn(message?: ai.Message): string {
  * `messages`, which can be continued whatever happened: each call has its result.
  */
 export async function runAgent(agent: Agent, question: string): Promise<Outcome> {
-  const signal = AbortSignal.any([
-    agent.signal,
-    AbortSignal.timeout(Math.min(agent.limits.ms, MAX_MS) | 0),
-  ]);
+  const timeout = AbortSignal.timeout(Math.min(agent.limits.ms, MAX_MS) | 0);
+  const signal = AbortSignal.any([agent.signal, timeout]);
   const run: Run = { from: agent.messages.length, started: Date.now(), signal };
   agent.emit({ type: "agent_start" });
   agent.queue.unshift(question);
@@ -505,12 +495,11 @@ async function end(agent: Agent, run: Run, ended: Outcome["ended"] | "" = "", me
 
 /** The answer as far as there is one: the last text that led to no call, and the parts before. */
 function answerIn(messages: ai.Message[]): string {
-  const isAnswer = (m: ai.Message) =>
-    m.role === "assistant" &&
-    textIn(m).trim() !== "" &&
-    m.stopReason !== "toolUse" &&
-    (m.stopReason !== "error" || m.rawStopReason !== undefined);
-  let at = messages.findLastIndex(isAnswer);
+  const isFailed = ({ stopReason, rawStopReason }: Reply) =>
+    stopReason === "toolUse" || (stopReason === "error" && rawStopReason === undefined);
+  let at = messages.findLastIndex(
+    (m) => m.role === "assistant" && textIn(m).trim() && !isFailed(m),
+  );
   let answer = textIn(messages[at]);
   for (; textIn(messages[at - 1]) === GO_ON && messages[at - 2]?.role === "assistant"; at -= 2)
     answer = textIn(messages[at - 2]) + answer;
@@ -546,7 +535,13 @@ function totalsOf(messages: ai.Message[]): Totals {
 
 // --- Walking and searching ---------------------------------------------------------------------
 
-const NEVER_WALKED = ["--glob=!.git", "--glob=!node_modules"];
+/** ripgrep's last arguments: the place to walk, and what is never walked. */
+const placeArgs = (root: string, full = root) => [
+  "--glob=!.git",
+  "--glob=!node_modules",
+  "--",
+  `./${path.relative(root, full)}`,
+];
 
 /** Starts ripgrep in `root`; `log` is what it said of its walk, once it has ended. */
 function ripgrep(root: string, args: string[], signal = AbortSignal.timeout(TOOL_MS)) {
@@ -579,9 +574,7 @@ async function filesBelow(root: string, args: string[], signal?: AbortSignal) {
 function leftOut(log: string): { ignored: string[]; left: string } {
   // A link that is not followed is no place that is left out.
   const walked = log.replace(/^rg: DEBUG.*: failed to pass .*\n/gm, "");
-  const places = [...walked.matchAll(/ignoring \.\/([\s\S]*?): Ignore\(/g)].map(
-    ([, place = ""]) => place,
-  );
+  const places = walked.match(/(?<=ignoring \.\/)[\s\S]*?(?=: Ignore\()/g) ?? [];
   const ignored = places.filter((place) => !/(^|\/)\.git$/.test(place));
   const unreadable = log.match(/(?<=^rg: \.\/).*?(?=: .*\(os error \d+\)$)/gm) ?? [];
   const names = [...new Set([...unreadable, ...ignored])].map(shortly);
@@ -600,30 +593,28 @@ type How = { glob?: string | undefined; signal: AbortSignal };
 async function walk({ root }: Agent, full: string, { glob = "", signal }: How) {
   const [below, isTop] = [relativeName(root, full), full === root];
   const rulesIn = (at: string) =>
-    [".gitignore", ".ignore"].map((name) => path.join(at, name)).filter((file) => existsSync(file));
+    [".gitignore", ".ignore"]
+      .map((name) => path.join(at, name))
+      .filter((file) => disk.existsSync(file));
   let start = full;
   for (let at = path.dirname(full); isInside(root, at) && at !== root; at = path.dirname(at))
     if (rulesIn(at).length > 0) start = at;
   const rules = isTop ? [] : rulesIn(root).map((file) => `--ignore-file=${file}`);
-  const from = (place: string) => [
-    ...NEVER_WALKED,
-    "--",
-    place === root ? "." : `./${relativeName(root, place)}`,
-  ];
+  const usual = [...rules, ...globsOf(glob, below)];
   const all = {
-    args: ["--debug", ...rules, ...globsOf(glob, below), ...from(full)],
+    args: ["--debug", ...usual, ...placeArgs(root, full)],
     left: "",
-    isLeft: (_: string) => false,
+    isLeft: () => false,
   };
   if (!glob && start === full) return all;
-  const known = await filesBelow(root, ["--debug", ...rules, ...from(start)], signal);
+  const known = await filesBelow(root, ["--debug", ...rules, ...placeArgs(root, start)], signal);
   const isBelow = (file: string) => isTop || `${file}/`.startsWith(`${below}/`);
   // A directory that is ignored itself is walked if it is named.
   if (!known.files.some(isBelow)) return all;
   const files = new Set(known.files);
   const ignored = known.ignored.filter(isBelow).slice(0, 1000);
   const without = ignored.map((place) => `--glob=!/${escapeGlob(place)}`);
-  const args = [...rules, ...globsOf(glob, below), ...without, ...from(full)];
+  const args = [...usual, ...without, ...placeArgs(root, full)];
   return { args, left: known.left, isLeft: (file: string) => !files.has(file) };
 }
 
@@ -637,11 +628,10 @@ function globsOf(glob: string, below: string): string[] {
 }
 
 type Filter = { isLeft: (file: string) => boolean; signal: AbortSignal };
-
 /** The matching lines by file, up to the bounds; a file that has more of them says how many. */
 async function search(root: string, args: string[], filter: Filter): Promise<ToolOutput> {
   const { out, log, kill } = ripgrep(root, args, filter.signal);
-  const shown: Lines = {};
+  const shown: Lines = Object.create(null);
   const lines: string[] = [];
   let [matches, inFile, bytes, searched, name] = [0, 0, 0, 0, ""];
   let isHiddenFile = false;
@@ -654,7 +644,7 @@ async function search(root: string, args: string[], filter: Filter): Promise<Too
     const [at, all] = [data.line_number, data.stats?.matched_lines];
     if (type === "begin" && isFull()) break;
     if (type === "begin") [name, inFile] = [rgText(data.path).slice(2), 0];
-    if (type === "begin") isHiddenFile = filter.isLeft(name) || isHidden(root, name);
+    if (type === "begin") isHiddenFile = filter.isLeft(name) || (await isHidden(root, data.path));
     if (type === "summary") searched = data.stats.searches;
     if (type === "end" && all > inFile && inFile) add(`[${all} matches in this file]`);
     if (!at || isFull() || inFile >= MATCHES_A_FILE || isHiddenFile) continue;
@@ -674,7 +664,7 @@ async function search(root: string, args: string[], filter: Filter): Promise<Too
 }
 const MAX_MATCHES = 100;
 const MATCHES_A_FILE = 40;
-const RG_ERROR = /^rg: ((?:regex parse error|the literal)[\s\S]*|error parsing glob.*)/m;
+const RG_ERROR = /^rg: ((?:regex parse error|the literal)[\s\S]*|error parsing glob.*|spawn .*)/m;
 const ADVICE_ON_LINES = /\n\nConsider[\s\S]*/;
 const LINEWISE = ": search for one line at a time";
 const RAW_NOTEBOOK = "[lines of an .ipynb are those of its JSON, not those that read_file shows]";
@@ -717,12 +707,12 @@ function excerpt(text: RgText, start = 0): string {
 type Use<T> = (file: fs.FileHandle, head: string) => Promise<T>;
 
 /** Opens a regular file only, and none that a link has replaced since the guard looked. */
-async function withFile<T>(full: string, name: string, use: Use<T>): Promise<T> {
+async function withFile<T>(full: string | Buffer, name: string, use: Use<T>): Promise<T> {
   const no = (why: string) => new Error(`${display(name)} ${why}.`);
   const state = await fs.lstat(full);
   if (state.isDirectory()) throw no("is a directory: use list_files");
   if (!state.isFile()) throw no("is no regular file, so it is not opened");
-  const { O_RDONLY, O_NOFOLLOW = 0, O_NONBLOCK = 0 } = constants;
+  const { O_RDONLY, O_NOFOLLOW = 0, O_NONBLOCK = 0 } = disk.constants;
   const file = await fs.open(full, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
   try {
     const head = (await bytesOf(file, SNIFF_BYTES)).toString("latin1");
@@ -741,18 +731,14 @@ const UTF16 = /^(\xff\xfe|\xfe\xff)/;
 
 const isBinary = (head: string) => !UTF16.test(head) && /\0|^%PDF-/.test(head);
 
-/** Whether no search may show a file: it holds secrets, or no text. */
-function isHidden(root: string, name: string): boolean {
-  if (isSecret(name)) return true;
-  const full = path.join(root, name);
-  // A name that is no UTF-8 cannot be opened by what is shown of it.
-  if (!existsSync(full)) return false;
-  const file = openSync(full, constants.O_RDONLY | (constants.O_NONBLOCK ?? 0));
-  const head = Buffer.alloc(SNIFF_BYTES);
-  const start = head.toString("latin1", 0, readSync(file, head));
-  closeSync(file);
-  return PRIVATE_KEY.test(start) || isBinary(start);
-}
+/** Whether no search may show a file: it holds secrets, or no text, or is gone. */
+const isHidden = (root: string, at: RgText) =>
+  // By its bytes: a name that is no UTF-8 cannot be opened by what is shown of it.
+  withFile(
+    Buffer.concat([Buffer.from(`${root}${path.sep}`), rgBytes(at)]),
+    rgText(at).slice(2),
+    async (_, head) => isBinary(head),
+  ).catch(() => true);
 
 /** The first bytes of a file. */
 async function bytesOf(file: fs.FileHandle, most: number): Promise<Buffer> {
@@ -779,11 +765,8 @@ async function* chunksOf(file: fs.FileHandle, name: string, head: string, signal
 async function* cellsOf(file: fs.FileHandle): AsyncGenerator<Buffer> {
   const bytes = await bytesOf(file, WHOLE_BYTES);
   const json = parseJson(`${bytes}`);
-  const text = (part: unknown) =>
-    [part]
-      .flat()
-      .filter((line) => typeof line === "string")
-      .join("");
+  const isText = (line: unknown) => typeof line === "string";
+  const text = (part: unknown) => [part].flat().filter(isText).join("");
   for (const { cell_type, source, outputs } of (json?.cells ?? []).map(Object)) {
     yield Buffer.from(`# ${cell_type} cell\n${text(source)}\n`);
     for (const { text: stream, data, traceback } of [outputs ?? []].flat().map(Object))
@@ -897,8 +880,11 @@ async function complete(agent: Agent, run: Run, toolChoice: ai.ToolChoice): Prom
     if (overflow && blankOldest(agent, Number.POSITIVE_INFINITY)) continue;
     if (retryMs === undefined || attempt > MAX_RETRIES) {
       const success = stopReason !== "error" && stopReason !== "aborted";
-      const finalError = success ? undefined : errorMessage;
-      const ended = { success, attempt: attempt - 1, finalError };
+      const ended = {
+        success,
+        attempt: attempt - 1,
+        ...(!success && { finalError: errorMessage }),
+      };
       if (attempt > 1) agent.emit({ type: "auto_retry_end", ...ended });
       return reply;
     }
@@ -1069,7 +1055,7 @@ export async function checkSources(agent: Agent, answer: string): Promise<Source
   const ledger = ledgerOf(agent.messages);
   const sources: Source[] = [];
   let walked: Files | undefined;
-  const files = () => (walked ??= filesBelow(agent.root, [...NEVER_WALKED, "--", "."]));
+  const files = () => (walked ??= filesBelow(agent.root, placeArgs(agent.root)));
   for (const cited of findCitations(answer).slice(0, 200)) {
     const [name, another] = await citedFiles(agent.root, cited.path, Object.keys(ledger), files);
     // "TCP/IP:80" has the form of a citation, but nobody misses the file.
@@ -1089,7 +1075,8 @@ const range = (from: number, to: number) =>
 
 /** The lines that tools have shown, by file: read off their results, so it survives a resume. */
 function ledgerOf(messages: ai.Message[]): Lines {
-  const ledger: Lines = {};
+  // No prototype: a file may be named "constructor".
+  const ledger: Lines = Object.create(null);
   for (const message of messages.filter((m) => m.role === "toolResult")) {
     const { shown = {} }: { shown?: Lines } = Object(message.details);
     for (const name of Object.keys(shown))
@@ -1198,18 +1185,22 @@ const FORMS = [
  * Passes over a torn line, and says so. Throws if it is no session, or one about another directory.
  */
 export function loadSession(root: string, file: string) {
-  const lines = existsSync(file) ? readFileSync(file, "utf8").split("\n") : [];
+  const lines = disk.existsSync(file) ? disk.readFileSync(file, "utf8").split("\n") : [];
   const [header, ...entries] = lines.map(parseJson).filter((entry) => entry?.type);
   const isEmpty = lines.join("").trim() === "";
   if (!isEmpty && header?.type !== "session") throw new UserError(`${file} holds no session`);
   if (!isEmpty && header.cwd !== root) throw new UserError(`${file} is about ${header.cwd}`);
   if (lines.filter(Boolean).length > entries.length + 1)
     note(`${file} has a torn line, which is passed over.`, "yellow");
-  const byId = new Map(entries.map((entry) => [entry.id, entry]));
   const last = entries.at(-1)?.id;
   const messages: ai.Message[] = [];
-  for (let entry = byId.get(last); entry; entry = byId.get(entry.parentId))
-    if (/^(user|assistant|toolResult)$/.test(entry.message?.role)) messages.unshift(entry.message);
+  let wanted = last;
+  // A parent stands above its child, so this ends whatever the ids are.
+  for (const { id, parentId, message } of entries.reverse()) {
+    if (id !== wanted) continue;
+    wanted = parentId;
+    if (/^(user|assistant|toolResult)$/.test(message?.role)) messages.unshift(message);
+  }
   return { messages, id: header?.id, last, isEmpty, isTorn: !isEmpty && lines.at(-1) !== "" };
 }
 
@@ -1222,9 +1213,9 @@ export function saveSession(agent: Agent, file: string): Agent["emit"] {
   const old = loadSession(agent.root, file);
   Object.assign(agent, { messages: old.messages, id: old.id ?? agent.id });
   makeDirectory(path.dirname(file));
-  const output = openSync(file, "a", 0o600);
-  const write = (entry: object) => appendFileSync(output, `${JSON.stringify(entry)}\n`);
-  if (old.isTorn) appendFileSync(output, "\n");
+  const output = disk.openSync(file, "a", 0o600);
+  const write = (entry: object) => disk.appendFileSync(output, `${JSON.stringify(entry)}\n`);
+  if (old.isTorn) disk.appendFileSync(output, "\n");
   let [parentId, isNew] = [old.last ?? null, old.isEmpty];
   return (event) => {
     if (event.type !== "message_end") return;
@@ -1239,9 +1230,9 @@ export function saveSession(agent: Agent, file: string): Agent["emit"] {
 
 /** With its parents; mkdir's own way to do that never ends below /proc. */
 function makeDirectory(directory: string): void {
-  if (existsSync(directory)) return;
+  if (disk.existsSync(directory)) return;
   makeDirectory(path.dirname(directory));
-  mkdirSync(directory, 0o700);
+  disk.mkdirSync(directory, 0o700);
 }
 
 const now = () => new Date().toISOString();
@@ -1256,8 +1247,8 @@ function sessionFile({ root, id }: Agent, last: boolean): string | undefined {
   const directory = path.join(state, "mini-pi", `${path.basename(root)}-${key}`);
   if (isInside(root, directory)) return undefined;
   makeDirectory(directory);
-  const files = readdirSync(directory).map((name) => path.join(directory, name));
-  const found = last && files.sort().findLast((file) => statSync(file).size > 0);
+  const files = disk.readdirSync(directory).map((name) => path.join(directory, name));
+  const found = last && files.sort().findLast((file) => disk.statSync(file).size > 0);
   if (last && !found) note(`There is no conversation about ${root} so far: this is a new one.`);
   return found || path.join(directory, `${now().replace(/[:.]/g, "-")}_${id}.jsonl`);
 }
@@ -1419,8 +1410,8 @@ function firstCalls(question: string, words: string[]): ai.ToolCall[] {
   const each = words.map((word) => search(word.replaceAll("$", "\\$")));
   const searches = words.length > 1 ? [...each, search(`${any}.*${any}`)] : each;
   const telling = [search(DEFINES + any), search(any, { glob: `*{${words.join(",")}}*` })];
-  const all = words.length > 0 ? [...searches, ...telling] : [];
-  return [callOf("list_files", {}), ...named.map((path) => readCall({ path })), ...all];
+  const calls = [callOf("list_files", {}), ...named.map((path) => readCall({ path }))];
+  return words.length > 0 ? [...calls, ...searches, ...telling] : calls;
 }
 
 /** A pattern for one of the words. */
@@ -1488,10 +1479,8 @@ function bestPlaces(hits: Hit[], words: string[]) {
 }
 
 function introductions(listings: string[]): { path: string; offset?: number }[] {
-  const names = listings
-    .join("\n")
-    .replace(/ \(.*\)$/gm, "")
-    .split("\n");
+  const plain = listings.join("\n").replace(/ \(.*\)$/gm, "");
+  const names = plain.split("\n");
   const found = [/^readme/i, MANIFEST].map((wanted) => names.find((name) => wanted.test(name)));
   return found.filter((path) => path !== undefined).map((path) => ({ path }));
 }
@@ -1503,9 +1492,8 @@ function quote(result: string): string {
   const lines = rows.map((row) => /^(\d+)\t(.*)$/.exec(row) ?? []).filter(([all]) => all);
   const place = `${head.replace(/ \(.*\)$/, "")}:${lines[0]?.[1]}-${lines.at(-1)?.[1]}`;
   const code = lines.map(([, , text = ""]) => text.replace(LINE_CUT, "…"));
-  const fence = "`".repeat(
-    1 + Math.max(3, ...code.map((line) => /`*/.exec(line)?.[0].length ?? 0)),
-  );
+  const ticks = code.map((line) => /`*/.exec(line)?.[0].length ?? 0);
+  const fence = "`".repeat(1 + Math.max(3, ...ticks));
   return [place, fence, ...code, fence].join("\n");
 }
 
@@ -1526,13 +1514,11 @@ export function printText(quiet: boolean): Agent["emit"] {
   const write = (text: string) =>
     void (process.stdout.isTTY && process.stdout.write(harmless(text)));
   return (event) => {
+    const update = event.type === "message_update" ? event.assistantMessageEvent : undefined;
     if (event.type === "agent_start") {
-      started = Date.now();
-    } else if (
-      event.type === "message_update" &&
-      event.assistantMessageEvent.type === "text_delta"
-    ) {
-      reply += event.assistantMessageEvent.delta;
+      [shown, reply, started] = ["", "", Date.now()];
+    } else if (update?.type === "text_delta") {
+      reply += update.delta;
       // What a failed attempt has shown already is not shown again.
       if (shown.startsWith(reply)) return;
       write(reply.startsWith(shown) ? reply.slice(shown.length) : `\n${reply}`);
@@ -1586,7 +1572,6 @@ function summary({ usage, turns }: Outcome, messages: ai.Message[], ms: number):
 /** For programs: one event a line, as pi has it: updates come without the message so far. */
 function printJson(agent: Agent): Agent["emit"] {
   // Some readers end a line at U+2028 and its like.
-  const escaped = (c: string) => `\\u${c.charCodeAt(0).toString(16).padStart(4, "0")}`;
   const print = (value: object) => {
     const line = JSON.stringify(value).replace(/[\x7f-\x9f\u2028\u2029]/g, escaped);
     process.stdout.write(`${line}\n`);
@@ -1621,9 +1606,9 @@ async function converse(agent: Agent, baseUrl?: string): Promise<void> {
     stop = new AbortController();
     agent.signal = AbortSignal.any([quit, stop.signal]);
     await runAgent(agent, question);
-    if (agent.queue.length > 0) await ask(agent.queue.splice(0).join("\n"));
   };
-  const prompt = () => {
+  const prompt = async (): Promise<void> => {
+    if (agent.queue.length > 0) return ask(agent.queue.splice(0).join("\n")).then(prompt);
     work = undefined;
     if (open) terminal.prompt();
   };
@@ -1664,12 +1649,12 @@ function hearLines(terminal: readline.Interface, hear: (text: string) => void): 
   });
 }
 const BRACKETED_PASTE = { on: "\x1b[?2004h", off: "\x1b[?2004l" };
+const COMMANDS = "/model [<provider/id>], /clear (forget what was said), /exit";
 
 async function command(agent: Agent, text: string, baseUrl?: string): Promise<void> {
   const [name, argument] = text.split(/\s+/);
   if (name === "/clear") Object.assign(agent, { messages: [], trimmed: 0 });
-  else if (name !== "/model")
-    return note("/model [<provider/id>], /clear (forget what was said), /exit");
+  else if (name !== "/model") return note(COMMANDS);
   const choice =
     argument && (await findModel(argument, baseUrl).catch((error) => note(error.message, "red")));
   Object.assign(agent, choice);
@@ -1730,8 +1715,7 @@ function positive(name: string, value: string | undefined, usual: number): numbe
 /** An agent for a directory; what is not given is as usual. Throws if that is no directory. */
 export async function createAgent(dir: string, given: Choice & Partial<Agent>): Promise<Agent> {
   const root = await realPath(dir);
-  const state = root === undefined ? undefined : await fs.stat(root);
-  if (root === undefined || !state?.isDirectory())
+  if (!root || !(await fs.stat(root)).isDirectory())
     throw new UserError(`no directory ${display(dir)}`);
   const limits = { turns: 50, ms: 1_800_000, cost: Number.POSITIVE_INFINITY };
   const { signal } = new AbortController();
@@ -1771,9 +1755,7 @@ function stopSignal(): AbortSignal {
     stop.abort(stopped(3));
     if (code === "EPIPE") return;
     note(`mini-pi: ${message}`, "red");
-    process.on("exit", () => {
-      process.exitCode = 3;
-    });
+    process.on("exit", () => Object.assign(process, { exitCode: 3 }));
   });
   return stop.signal;
 }
@@ -1790,7 +1772,7 @@ async function main(args: string[]): Promise<number | undefined> {
   if (value("help") ?? value("version")) process.stdout.write(value("help") ? HELP : VERSION);
   if (value("help") ?? value("version")) return 0;
   const keys = path.join(import.meta.dirname, ".env");
-  if (existsSync(keys)) process.loadEnvFile(keys);
+  if (disk.existsSync(keys)) process.loadEnvFile(keys);
   // The providers' libraries would log to stdout.
   Object.assign(process.env, { OPENAI_LOG: "off", ANTHROPIC_LOG: "off" });
   if (value("list-models")) return void (await listModels(directory));
@@ -1799,11 +1781,8 @@ async function main(args: string[]): Promise<number | undefined> {
   if (!thinking) throw new UserError(`--thinking is one of ${LEVELS.join(", ")}`);
   const turns = positive("max-turns", value("max-turns"), 50);
   const ms = 1000 * positive("timeout", value("timeout"), 1800);
-  const limits = {
-    turns,
-    ms,
-    cost: positive("max-cost", value("max-cost"), Number.POSITIVE_INFINITY),
-  };
+  const cost = positive("max-cost", value("max-cost"), Number.POSITIVE_INFINITY);
+  const limits = { turns, ms, cost };
   const name = value("model") ?? (process.env.MINI_PI_MODEL || undefined);
   const choice = await findModel(name, value("base-url"));
   const agent = await createAgent(directory, { ...choice, thinking, limits, signal: stopSignal() });

@@ -303,6 +303,6 @@ test(`in ${CALLS.toLocaleString("en")} random calls no canary comes back from ou
   );
   t.diagnostic(`${seconds.toFixed(1)} s, seed ${SEED}`);
   // The calls are no idle ones: many are answered, and many are refused.
-  assert.ok(refused > CALLS / 10 && refused < CALLS * 0.8, `${refused} refused`);
+  assert.ok(refused > CALLS / 10 && refused < CALLS * 0.9, `${refused} refused`);
   assert.ok(pictures > 100 && largest > 20_000);
 });

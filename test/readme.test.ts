@@ -18,7 +18,8 @@ function words(command: string): string[] {
 }
 
 test("the transcript on the first screen is what its command prints, byte for byte", async () => {
-  const [, command = "", output = ""] = /`{5}console\n\$ (.*)\n([\s\S]*?\n)`{5}\n/.exec(readme) ?? [];
+  const [, command = "", output = ""] =
+    /`{5}console\n\$ (.*)\n([\s\S]*?\n)`{5}\n/.exec(readme) ?? [];
   const [, , file, ...args] = words(command);
   assert.equal(file, "mini-pi.ts");
   const { code, stdout } = await runCli(args, { cwd: root });
