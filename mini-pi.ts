@@ -149,8 +149,9 @@ async function sameLooking(root: string, name: string): Promise<string> {
   if (real && isInside(root, real)) return real;
   // Nobody is to be told what is like a name outside.
   const isOutside = real !== undefined || (await isLinked(root, full));
+  const none = { files: [] };
   const search = () => filesBelow(root, placeArgs(root), AbortSignal.timeout(2000));
-  const { files } = isOutside ? { files: [] } : await search();
+  const { files } = isOutside ? none : await search().catch(() => none);
   const wanted = relativeName(root, full);
   const alike = files.find((file) => fold(file).startsWith(fold(wanted)));
   const parts = alike?.split("/").slice(0, wanted.split("/").length);
@@ -317,14 +318,17 @@ export const defaultTools: AgentTool[] = [listFiles, readFile, searchFiles];
 export async function runTool(agent: Agent, call: ai.ToolCall, signal: AbortSignal) {
   const { id: toolCallId, name: toolName, arguments: args } = call;
   agent.emit({ type: "tool_execution_start", toolCallId, toolName, args });
-  const failed = ({ message }: Error) => cut(message.replaceAll(`'${agent.root}`, "'."), 1000);
   const result = await execute(agent, call, signal).then(
     (output) => resultOf(call, output),
-    (error) => resultOf(call, { text: failed(error) }, true),
+    (error) => resultOf(call, { text: reasonOf(agent.root, error) }, true),
   );
   agent.emit({ type: "tool_execution_end", toolCallId, toolName, result, isError: result.isError });
   return result;
 }
+
+/** A failure for the model, without the place of the directory that the system's errors name. */
+const reasonOf = (root: string, { message }: Error) =>
+  cut(message.replaceAll(`'${root}`, "'."), 1000);
 
 async function execute(agent: Agent, call: ai.ToolCall, signal: AbortSignal): Promise<ToolOutput> {
   const tool = agent.tools.find(({ name }) => name === call.name);
@@ -547,12 +551,21 @@ const placeArgs = (root: string, full = root) => [
 function ripgrep(root: string, args: string[], signal = AbortSignal.timeout(TOOL_MS)) {
   // With the parents' rules, a .gitignore of "*" in a home directory would hide everything below.
   const rules = ["--no-config", "--no-ignore-parent", "--no-ignore-global", "--no-require-git"];
-  // An open stdin would be searched instead of the directory.
-  const flags = [...rules, "--hidden", "--sort=path", "--path-separator=/", ...args];
+  const flags = [...rules, "--hidden", "--sort=path", "--path-separator=/", "--no-mmap", ...args];
+  // ripgrep reads ignore rules through links, also one to /dev/zero: a shell can bound its memory.
+  const bound = 'ulimit -v 2097152 2>/dev/null; exec "$0" "$@"';
+  const [command, ...words] =
+    process.platform === "win32" ? [rgPath, ...flags] : ["/bin/sh", "-c", bound, rgPath, ...flags];
   const options = { cwd: root, signal, killSignal: "SIGKILL" } as const;
-  const child = spawn(rgPath, flags, { ...options, stdio: ["ignore", "pipe", "pipe"] });
-  const failure = once(child, "error").then(([{ message }]) => `rg: ${message}`);
-  const log = Promise.race([textOf(child.stderr), failure]);
+  // An open stdin would be searched instead of the directory.
+  const child = spawn(command, words, { ...options, stdio: ["ignore", "pipe", "pipe"] });
+  const failure = once(child, "close").then(
+    ([code, by]) =>
+      code > 2 || (by && !child.killed) ? `\nrg: the search was stopped (${by ?? code})` : "",
+    ({ message }) => `\nrg: ${message}`,
+  );
+  const said = textOf(child.stderr).catch(() => "");
+  const log = Promise.all([said, failure]).then((texts) => texts.join(""));
   return { log, out: child.stdout.setEncoding("utf8"), kill: () => child.kill("SIGKILL") };
 }
 
@@ -586,9 +599,9 @@ type How = { glob?: string | undefined; signal: AbortSignal };
 
 /**
  * ripgrep's arguments for a walk below `full`, a real path in the root; what it leaves out, in a
- * line; and whether a file it gives is to be left out all the same. ripgrep does not heed ignore
- * rules that stand above where it starts, nor any that a glob contradicts. So what they leave out
- * is found first, by a walk from the uppermost such rules, with --debug: the only way to learn it.
+ * line; and whether a file it gives is to be left out all the same. A glob overrules ignore rules,
+ * and ripgrep does not read those above where it starts. So a first walk, from the uppermost rules,
+ * finds what they leave out, with --debug: the only way to learn it.
  */
 async function walk({ root }: Agent, full: string, { glob = "", signal }: How) {
   const [below, isTop] = [relativeName(root, full), full === root];
@@ -653,9 +666,10 @@ async function search(root: string, args: string[], filter: Filter): Promise<Too
     add(`${at}${type === "match" ? ":" : "-"} ${excerpt(data.lines, data.submatches[0]?.start)}`);
     shown[name] = [...(shown[name] ?? []), [at, at]];
   }
-  kill();
+  if (isFull()) kill();
   const [, error] = RG_ERROR.exec(await log) ?? [];
   if (error && matches === 0) throw new Error(cut(error.replace(ADVICE_ON_LINES, LINEWISE), 500));
+  if (error) add(`[${error}]`);
   if (Object.keys(shown).some((file) => /\.ipynb$/i.test(file))) add(RAW_NOTEBOOK);
   if (filter.signal.aborted) add("[stopped for its time; this is what was found so far]");
   else if (matches === 0) add(`No match in ${searched} files. Secret ones are not searched.`);
@@ -664,7 +678,8 @@ async function search(root: string, args: string[], filter: Filter): Promise<Too
 }
 const MAX_MATCHES = 100;
 const MATCHES_A_FILE = 40;
-const RG_ERROR = /^rg: ((?:regex parse error|the literal)[\s\S]*|error parsing glob.*|spawn .*)/m;
+const RG_ERROR =
+  /^rg: ((?:regex parse error|the literal)[\s\S]*|error parsing glob.*|spawn .*|the search .*)/m;
 const ADVICE_ON_LINES = /\n\nConsider[\s\S]*/;
 const LINEWISE = ": search for one line at a time";
 const RAW_NOTEBOOK = "[lines of an .ipynb are those of its JSON, not those that read_file shows]";
@@ -706,7 +721,7 @@ function excerpt(text: RgText, start = 0): string {
 
 type Use<T> = (file: fs.FileHandle, head: string) => Promise<T>;
 
-/** Opens a regular file only, and none that a link has replaced since the guard looked. */
+/** Opens a regular file only, and not through a link that has taken its name since the guard looked. */
 async function withFile<T>(full: string | Buffer, name: string, use: Use<T>): Promise<T> {
   const no = (why: string) => new Error(`${display(name)} ${why}.`);
   const state = await fs.lstat(full);
@@ -1108,7 +1123,7 @@ function whyWrong(root: string, name: string, { from, to, code }: Citation): Pro
     const isThere = (line: string) => line.length < 4 || /\.\.\.|…/.test(line) || lines.has(line);
     return quoted.every(isThere) ? "" : "the quoted code is not there";
   };
-  return withFile(path.join(root, name), name, look).catch(({ message }) => message);
+  return withFile(path.join(root, name), name, look).catch((error) => reasonOf(root, error));
 }
 
 /** The citations in a text, in all the forms that models write. Code and addresses hold none. */
@@ -1216,14 +1231,21 @@ export function saveSession(agent: Agent, file: string): Agent["emit"] {
   const output = disk.openSync(file, "a", 0o600);
   const write = (entry: object) => disk.appendFileSync(output, `${JSON.stringify(entry)}\n`);
   if (old.isTorn) disk.appendFileSync(output, "\n");
-  let [parentId, isNew] = [old.last ?? null, old.isEmpty];
+  let [parentId, isNew, isKept] = [old.last ?? null, old.isEmpty, true];
   return (event) => {
-    if (event.type !== "message_end") return;
+    if (event.type !== "message_end" || !isKept) return;
     const entry = { type: "message", id: randomUUID().slice(0, 8), parentId, timestamp: now() };
     // After a /clear, nothing leads back to what was said before.
     if (agent.messages[0] === event.message) entry.parentId = null;
-    if (isNew) write(headerOf(agent));
-    write({ ...entry, message: event.message });
+    try {
+      if (isNew) write(headerOf(agent));
+      write({ ...entry, message: event.message });
+    } catch (error) {
+      // A file that never takes anything is the user's mistake; a disk that fills up loses no answer.
+      if (isNew) throw error;
+      isKept = false;
+      note(`From here on nothing is kept in ${file}: ${(error as Error).message}`, "yellow");
+    }
     [parentId, isNew] = [entry.id, false];
   };
 }
@@ -1390,7 +1412,13 @@ function searchReply(messages: ai.Message[], last: boolean): Reply {
   if (calls.length > 0) return ai.fauxAssistantMessage(calls, { stopReason: "toolUse" });
   const passages = results("read_file").map(quote);
   const about = passages.length > 0 ? "What the directory says of itself:" : NO_README;
-  const none = words.length > 0 ? `Nothing here matches ${words.join(", ")}. ${about}` : about;
+  const failed = since.find(
+    (m) => m.role === "toolResult" && m.isError && m.toolName !== "read_file",
+  );
+  const nothing = failed
+    ? `A search failed: ${textIn(failed)}.`
+    : `Nothing here matches ${words.join(", ")}.`;
+  const none = words.length > 0 ? `${nothing} ${about}` : about;
   const start = hits.length > 0 ? "The places that match best:" : none;
   return ai.fauxAssistantMessage([start, ...passages, `(${OFFLINE})`].join("\n\n"));
 }

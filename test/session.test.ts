@@ -26,7 +26,7 @@ import {
   text,
   thinking,
 } from "./model-server.ts";
-import { type CliOptions, runCli, startCli } from "./run-cli.ts";
+import { type CliOptions, MINI_PI, runCli, startCli, startCommand } from "./run-cli.ts";
 
 const DIR = temporary();
 write(DIR, { "a.ts": "export const answer = 42;\n", "b.ts": "// \u2028\u2029\u0085\r\n" });
@@ -183,6 +183,17 @@ test("a session that cannot be kept is one line, exit 2, and no request", async 
     assert.match(stderr, /^mini-pi: [^\n]*\n$/);
   }
   assert.equal(server.requests.length, 0);
+});
+
+test("a disk that fills up while it is kept loses no answer, and is told once", async () => {
+  const file = newFile();
+  await using server = await startModelServer([READ, reply("It counts, a.ts:1.")]);
+  const shell = ['trap "" XFSZ; ulimit -f 1; exec "$0" "$@"', process.execPath, MINI_PI];
+  const args = to(server, "--session", file, DIR, "what is it?");
+  const cli = startCommand("sh", ["-c", ...shell, ...args], { env: keyed });
+  const { code, stdout, stderr } = await cli.done;
+  assert.deepEqual([code, stdout], [0, "It counts, a.ts:1.\n"], stderr);
+  assert.equal(stderr.match(/nothing is kept/g)?.length, 1, stderr);
 });
 
 // ---------------------------------------------------------------------------------- Resuming
