@@ -3,15 +3,19 @@
 
 import assert from "node:assert/strict";
 import { execFileSync } from "node:child_process";
+import { once } from "node:events";
 import { mkdirSync, symlinkSync } from "node:fs";
 import path from "node:path";
 import { type TestContext, test } from "node:test";
+import { isMainThread, parentPort, Worker, workerData } from "node:worker_threads";
 import { type Answer, agentAt, call, png, type Tree, temporary, words, write } from "./fixtures.ts";
 
 const CALLS = 100_000;
 /** Calls that start ripgrep cost a hundred times as much as the others: every so many is one. */
 const DEAR = { missing: 150, search: 50 } as const;
 const SIDE_BY_SIDE = 16;
+/** Threads: the test runner follows each step in its own, and that takes a third of the time. */
+const WORKERS = 2;
 const SEED = 20_240_607;
 
 /** The word that no result may hold, as text or in base64 at any offset. */
@@ -227,7 +231,8 @@ function cheapPath(r: Random, base: string): string {
 const real = (where: string, base: string) =>
   where.replaceAll("ROOT", path.join(base, "repo")).replaceAll("BASE", base);
 
-type Call = [tool: string, args: { [name: string]: string | number | boolean }];
+type Tool = "list_files" | "read_file" | "search_files";
+type Call = [tool: Tool, args: { [name: string]: string | number | boolean }];
 
 function anyCall(r: Random, base: string, i: number): Call {
   const where = i % DEAR.missing === 0 ? anyPath(r, base) : cheapPath(r, base);
@@ -252,57 +257,69 @@ function anyCall(r: Random, base: string, i: number): Call {
   return ["read_file", { path: where, ...page }];
 }
 
-test(`in ${CALLS.toLocaleString("en")} random calls no canary comes back from outside or from a secret`, async (t: TestContext) => {
-  const base = temporary();
-  const traps = makeTraps(base);
+const NONE = { list_files: 0, read_file: 0, search_files: 0, refused: 0, pictures: 0, largest: 0 };
+
+/** Makes so many calls, some side by side, and counts them. Throws at the first that tells. */
+async function fuzz(base: string, seed: number, calls: number) {
   const blind = await agentAt(path.join(base, "repo"));
   const agent = { ...blind, model: { ...blind.model, input: ["text" as const, "image" as const] } };
-  const r = random(SEED);
-  const counts = {
-    list_files: 0,
-    read_file: 0,
-    search_files: 0,
-    refused: 0,
-    pictures: 0,
-    largest: 0,
-  };
+  const r = random(seed);
+  const counts = { ...NONE };
   const check = ([tool, args]: Call, { text, image, isError }: Answer) => {
     const told = () => `${tool} ${JSON.stringify(args)} gave ${text.slice(0, 2000)}`;
     assert.ok(!CANARIES.test(text) && !CANARIES.test(image), told());
     // Nor where all of it lies, but for what the model said itself.
     if (!JSON.stringify(args).includes(base)) assert.ok(!text.includes(base), told());
     assert.ok(Buffer.byteLength(text) < 64 * 1024, told());
-    if (tool === "list_files" || tool === "read_file" || tool === "search_files") counts[tool]++;
+    counts[tool]++;
     counts.refused += isError ? 1 : 0;
     counts.pictures += image ? 1 : 0;
     counts.largest = Math.max(counts.largest, text.length);
   };
-  const start = Date.now();
   let made = 0;
   const work = async () => {
-    while (made < CALLS) {
+    while (made < calls) {
       const one = anyCall(r, base, made++);
-      const answer = await call(agent, ...one);
-      try {
-        check(one, answer);
-      } catch (error) {
-        // The first failure ends the work of all.
-        made = CALLS;
-        throw error;
-      }
+      check(one, await call(agent, ...one));
     }
   };
   await Promise.all(Array.from({ length: SIDE_BY_SIDE }, work));
+  return counts;
+}
+
+async function fuzzAll(t: TestContext) {
+  const base = temporary();
+  const traps = makeTraps(base);
+  const start = Date.now();
+  const run = async (seed: number): Promise<typeof NONE> => {
+    const workerData = { base, seed, calls: CALLS / WORKERS };
+    const worker = new Worker(import.meta.filename, { workerData });
+    // An error in a worker rejects this, and nobody waits for the others.
+    t.after(() => worker.terminate());
+    const [counts] = await once(worker, "message");
+    return counts;
+  };
+  const counts = await Promise.all(Array.from({ length: WORKERS }, (_, i) => run(SEED + i)));
   const seconds = (Date.now() - start) / 1000;
-  const { list_files, read_file, search_files, refused, pictures, largest } = counts;
-  t.diagnostic(
-    `${list_files + read_file + search_files} calls: ${read_file} read_file, ${list_files} list_files, ${search_files} search_files`,
+  const sum = (of: keyof typeof NONE) => counts.reduce((total, count) => total + count[of], 0);
+  const [refused, pictures] = [sum("refused"), sum("pictures")];
+  const tools = (["read_file", "list_files", "search_files"] as const).map(
+    (name) => `${sum(name)} ${name}`,
   );
+  const largest = Math.max(...counts.map((count) => count.largest));
+  t.diagnostic(`${CALLS} calls: ${tools.join(", ")}`);
   t.diagnostic(
-    `${traps} traps; ${refused} calls refused, ${pictures} pictures shown, largest result ${largest} characters`,
+    `${traps} traps; ${refused} calls refused, ${pictures} pictures, largest result ${largest} characters`,
   );
   t.diagnostic(`${seconds.toFixed(1)} s, seed ${SEED}`);
   // The calls are no idle ones: many are answered, and many are refused.
   assert.ok(refused > CALLS / 10 && refused < CALLS * 0.9, `${refused} refused`);
   assert.ok(pictures > 100 && largest > 20_000);
-});
+}
+
+if (isMainThread)
+  test(
+    `in ${CALLS.toLocaleString("en")} random calls no canary comes back from outside or from a secret`,
+    fuzzAll,
+  );
+else parentPort?.postMessage(await fuzz(workerData.base, workerData.seed, workerData.calls));
