@@ -1638,7 +1638,8 @@ async function converse(agent: Agent, baseUrl?: string): Promise<void> {
   const prompt = async (): Promise<void> => {
     if (agent.queue.length > 0) return ask(agent.queue.splice(0).join("\n")).then(prompt);
     work = undefined;
-    if (open) terminal.prompt();
+    // What is half typed while it works goes on where it stands.
+    if (open) terminal.prompt(true);
   };
   const hear = (text: string) => {
     if (text === "/exit") terminal.close();

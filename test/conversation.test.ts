@@ -53,7 +53,7 @@ async function begin(server: ModelServer, args: string[] = [], dir = DIR) {
   const mini = [process.execPath, MINI_PI, "-m", MODEL, "--base-url", server.url, ...args, dir];
   const state = path.join(temporary(), "terminal");
   const quoted = mini.map((arg) => `'${arg}'`).join(" ");
-  const line = `stty rows 40 cols 150; stty -g >${state}; ${quoted}; code=$?; stty -g >>${state}; exit $code`;
+  const line = `stty rows 40 cols 150; tty >${state}.tty; stty -g >${state}; ${quoted}; code=$?; stty -g >>${state}; exit $code`;
   // A request to any other host would meet the server as a proxy, and fail.
   const proxy = { NODE_USE_ENV_PROXY: "1", HTTPS_PROXY: server.url, NO_PROXY: "127.0.0.1" };
   const keys = { ANTHROPIC_API_KEY: "key", DEEPSEEK_API_KEY: "key", MINI_PI_RETRY_MS: "10" };
@@ -327,6 +327,39 @@ test("a command that is typed while it works does not go to the model", onTermin
   await finish(conversation);
   assert.deepEqual(said(server.requests[1]), ["one", "two"]);
 });
+
+test(
+  "a terminal that is resized while one types, and while it works, loses nothing",
+  onTerminal,
+  async () => {
+    const first = held(
+      reply("It counts, as the long answer says that is wider than the terminal."),
+    );
+    await using server = await startModelServer([first.step, reply("Yes.")]);
+    const talk = await begin(server);
+    const resize = (rows: number, columns: number) => {
+      const tty = readFileSync(`${talk.state}.tty`, "utf8").trim();
+      spawnSync("stty", ["-F", tty, "rows", `${rows}`, "cols", `${columns}`]);
+    };
+    talk.type("what is a question that is wider ");
+    await talk.see(/wider/);
+    resize(10, 30);
+    talk.enter("than the terminal?");
+    await server.request(1);
+    resize(3, 12);
+    talk.type("sure");
+    resize(40, 150);
+    first.release();
+    await talk.see(/It counts, as the long answer says that is wider than the terminal\./);
+    talk.enter("?");
+    await answered(talk, /Yes\./);
+    await finish(talk);
+    assert.deepEqual(said(server.requests[1]), [
+      "what is a question that is wider than the terminal?",
+      "sure?",
+    ]);
+  },
+);
 
 test("/clear forgets what was said, also for a later resume", onTerminal, async () => {
   await using server = await startModelServer([reply("So."), reply("Anew.")]);

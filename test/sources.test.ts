@@ -183,11 +183,18 @@ function randomTexts(count: number, seed: number): string[] {
   );
 }
 
-test("no random text of 10,000 crashes it, or takes it more than an instant", () => {
+test("10,000 random texts take less than a second in all, and none of them crashes it", (t) => {
   const texts = randomTexts(10_000, 5);
-  const start = performance.now();
+  const timed = () => {
+    const start = performance.now();
+    texts.flatMap((text) => findCitations(text));
+    return performance.now() - start;
+  };
+  // The best of some rounds: a busy machine is no slow expression.
+  const best = Math.min(...Array.from({ length: 5 }, timed));
+  t.diagnostic(`${best.toFixed(0)} ms`);
+  assert.ok(best < 1000, `${best} ms`);
   const found = texts.flatMap((text) => findCitations(text));
-  assert.ok(performance.now() - start < 20_000, `${performance.now() - start} ms`);
   assert.ok(found.length > 1000);
   for (const { path: file, from, to } of found)
     assert.ok(file !== "" && Number.isSafeInteger(from) && Number.isSafeInteger(to));
