@@ -551,7 +551,7 @@ const placeArgs = (root: string, full = root) => [
 function ripgrep(root: string, args: string[], signal = AbortSignal.timeout(TOOL_MS)) {
   // With the parents' rules, a .gitignore of "*" in a home directory would hide everything below.
   const rules = ["--no-config", "--no-ignore-parent", "--no-ignore-global", "--no-require-git"];
-  const flags = [...rules, "--hidden", "--sort=path", "--path-separator=/", "--no-mmap", ...args];
+  const flags = [...rules, "--hidden", "--sort=path", "--path-separator=/", ...args];
   // ripgrep reads ignore rules through links, also one to /dev/zero: a shell can bound its memory.
   const bound = 'ulimit -v 2097152 2>/dev/null; exec "$0" "$@"';
   const [command, ...words] =
