@@ -721,7 +721,7 @@ function excerpt(text: RgText, start = 0): string {
 
 type Use<T> = (file: fs.FileHandle, head: string) => Promise<T>;
 
-/** Opens a regular file only, and not through a link that has taken its name since the guard looked. */
+/** Opens a regular file only, and not through a link that took its name after the guard looked. */
 async function withFile<T>(full: string | Buffer, name: string, use: Use<T>): Promise<T> {
   const no = (why: string) => new Error(`${display(name)} ${why}.`);
   const state = await fs.lstat(full);
@@ -1100,7 +1100,7 @@ function ledgerOf(messages: ai.Message[]): Lines {
   return ledger;
 }
 
-/** The file that is meant: at that path, or those whose path ends so, or after a space in a name. */
+/** The file that is meant: at that path, or those whose path ends so, or after a name's space. */
 async function citedFiles(root: string, cited: string, known: string[], files: () => Files) {
   const real = await realPath(path.resolve(root, cited));
   if (real && isInside(root, real)) return [relativeName(root, real)];
@@ -1241,7 +1241,7 @@ export function saveSession(agent: Agent, file: string): Agent["emit"] {
       if (isNew) write(headerOf(agent));
       write({ ...entry, message: event.message });
     } catch (error) {
-      // A file that never takes anything is the user's mistake; a disk that fills up loses no answer.
+      // To name such a file is the user's mistake; a disk that fills up later loses no answer.
       if (isNew) throw error;
       isKept = false;
       note(`From here on nothing is kept in ${file}: ${(error as Error).message}`, "yellow");

@@ -30,7 +30,15 @@ import {
   text,
   thinking,
 } from "./model-server.ts";
-import { type CliOptions, MINI_PI, runCli, startCli, startCommand } from "./run-cli.ts";
+import {
+  atServer,
+  type CliOptions,
+  MINI_PI,
+  MODEL,
+  runCli,
+  startCli,
+  startCommand,
+} from "./run-cli.ts";
 
 // ------------------------------------------------------------------------------- Helpers
 
@@ -46,18 +54,10 @@ const DIR = tree({
   "README.md": "# A thing\n\nIt counts.\n",
 });
 const KEY = "sk-ant-0123456789abcdef";
-const MODEL = "anthropic/claude-sonnet-5-5";
 const keyed = { ANTHROPIC_API_KEY: KEY };
 
 /** The arguments that ask the server's Anthropic model about DIR. */
-const to = (server: ModelServer, ...args: string[]) => [
-  "-m",
-  MODEL,
-  "--base-url",
-  server.url,
-  DIR,
-  ...args,
-];
+const to = (server: ModelServer, ...args: string[]) => atServer(server, DIR, ...args);
 
 /** Asks one question of a server with this script; a good run leaves it without problems. */
 async function ask(steps: Step[], args: string[] = [], options: CliOptions = {}) {
@@ -145,7 +145,7 @@ test("a wrong call is one line that says what to do, exit 2, and no request", {
   const rows = WRONG.map(([args, says, options]) =>
     t.test(JSON.stringify(args), async () => {
       const named = /-m|--model|--base-url/.test(args.join(" "));
-      const first = named ? [] : ["-m", MODEL, "--base-url", server.url];
+      const first = named ? [] : atServer(server);
       const result = await runCli([...first, ...args], { env: keyed, ...options });
       assertOneLine(result, says);
       assert.equal(result.code, 2);
@@ -251,7 +251,7 @@ test("the question is what was given, and stdin is read only where it is asked f
       await using server = await startModelServer([reply("So.")]);
       const dashes = args[0] === "--" ? ["--"] : [];
       const rest = args.slice(dashes.length);
-      const all = ["-m", MODEL, "--base-url", server.url, ...dashes, DIR, ...rest];
+      const all = [...atServer(server), ...dashes, DIR, ...rest];
       const { code, stdout } = await runCli(all, { env: keyed, ...options });
       assert.deepEqual([code, stdout, server.problems], [0, "So.\n", []]);
       assert.equal(question(server.requests[0]), asked);
@@ -413,7 +413,7 @@ test(
       reply(`See ${ACTIVE}`),
     ];
     await using server = await startModelServer(steps);
-    const args = ["-m", MODEL, "--base-url", server.url, dir, ACTIVE.replace("\0", "")];
+    const args = [...atServer(server), dir, ACTIVE.replace("\0", "")];
     const { code, stdout } = await runOnTerminal(args, { env: { ...keyed, NO_COLOR: "1" } });
     assert.equal(code, 0, stdout);
     assert.doesNotMatch(stdout, ACTS);
@@ -644,7 +644,7 @@ test("nothing is written in the directory, and nothing in it configures the agen
     ]),
     reply("See src/a.ts:1."),
   ]);
-  const args = ["-m", MODEL, "--base-url", server.url, ".", "q"];
+  const args = atServer(server, ".", "q");
   assert.equal((await runCli(args, { env: keyed, cwd: dir })).code, 0);
   assert.doesNotMatch(server.requests[0]?.raw ?? "", /CANARY/);
   assert.doesNotMatch(server.requests[1]?.raw ?? "", /CANARY=1|sk-ant/);

@@ -19,14 +19,13 @@ import {
   status,
   text,
 } from "./model-server.ts";
-import { MINI_PI, startCommand } from "./run-cli.ts";
+import { atServer, MINI_PI, startCommand } from "./run-cli.ts";
 
 const hasScript = /util-linux/.test(`${spawnSync("script", ["--version"]).stdout}`);
 const onTerminal = { skip: hasScript ? false : "there is no script(1) of util-linux" };
 
 const DIR = temporary();
 write(DIR, { "a.ts": "export const answer = 42;\n", "b.ts": "export const other = 43;\n" });
-const MODEL = "anthropic/claude-sonnet-5-5";
 const READ = reply([call("read_file", { path: "a.ts" })]);
 const KEYS = {
   enter: "\r",
@@ -50,7 +49,7 @@ type Conversation = Awaited<ReturnType<typeof begin>>;
 
 /** Starts a conversation and waits for its prompt. */
 async function begin(server: ModelServer, args: string[] = [], dir = DIR) {
-  const mini = [process.execPath, MINI_PI, "-m", MODEL, "--base-url", server.url, ...args, dir];
+  const mini = [process.execPath, MINI_PI, ...atServer(server, ...args, dir)];
   const state = path.join(temporary(), "terminal");
   const quoted = mini.map((arg) => `'${arg}'`).join(" ");
   const line = `stty rows 40 cols 150; tty >${state}.tty; stty -g >${state}; ${quoted}; code=$?; stty -g >>${state}; exit $code`;

@@ -43,6 +43,16 @@ export interface Cli {
   done: Promise<CliResult>;
 }
 
+/** A model of the catalogue, and the arguments that send its requests to a test's server. */
+export const MODEL = "anthropic/claude-sonnet-5-5";
+export const atServer = ({ url }: { url: string }, ...args: string[]) => [
+  "-m",
+  MODEL,
+  "--base-url",
+  url,
+  ...args,
+];
+
 /** Runs mini-pi with these arguments to its end. Never rejects, and is bounded by `timeoutMs`. */
 export const runCli = (args: string[], options: CliOptions = {}): Promise<CliResult> =>
   startCli(args, options).done;

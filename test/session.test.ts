@@ -17,7 +17,6 @@ import {
   call,
   cutMiddle,
   type ModelRequest,
-  type ModelServer,
   reply,
   type Step,
   stall,
@@ -26,21 +25,19 @@ import {
   text,
   thinking,
 } from "./model-server.ts";
-import { type CliOptions, MINI_PI, runCli, startCli, startCommand } from "./run-cli.ts";
+import {
+  type CliOptions,
+  MINI_PI,
+  runCli,
+  startCli,
+  startCommand,
+  atServer as to,
+} from "./run-cli.ts";
 
 const DIR = temporary();
 write(DIR, { "a.ts": "export const answer = 42;\n", "b.ts": "// \u2028\u2029\u0085\r\n" });
-const MODEL = "anthropic/claude-sonnet-5-5";
 const keyed = { ANTHROPIC_API_KEY: "key", MINI_PI_RETRY_MS: "10" };
 const READ = reply([call("read_file", { path: "a.ts" })]);
-
-const to = (server: ModelServer, ...args: string[]) => [
-  "-m",
-  MODEL,
-  "--base-url",
-  server.url,
-  ...args,
-];
 
 /** Asks about DIR with these arguments; the history that is sent must be one a provider takes. */
 async function ask(steps: Step[], args: string[], options: CliOptions = {}) {

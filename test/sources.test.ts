@@ -8,15 +8,8 @@ import path from "node:path";
 import { before, test } from "node:test";
 import { type Agent, checkSources, findCitations, runTool } from "../mini-pi.ts";
 import { agentAt, type Tree, temporary, write } from "./fixtures.ts";
-import {
-  call,
-  type ModelRequest,
-  type ModelServer,
-  reply,
-  type Step,
-  startModelServer,
-} from "./model-server.ts";
-import { MINI_PI, runCli, startCommand } from "./run-cli.ts";
+import { call, type ModelRequest, reply, type Step, startModelServer } from "./model-server.ts";
+import { MINI_PI, runCli, startCommand, atServer as to } from "./run-cli.ts";
 
 // ------------------------------------------------------------------- The citations in a text
 
@@ -392,15 +385,7 @@ test("random answers are checked without a crash", async () => {
 
 // -------------------------------------------------------------------------- The correction round
 
-const MODEL = "anthropic/claude-sonnet-5-5";
 const env = { ANTHROPIC_API_KEY: "key", NO_COLOR: "1" };
-const to = (server: ModelServer, ...args: string[]) => [
-  "-m",
-  MODEL,
-  "--base-url",
-  server.url,
-  ...args,
-];
 const READ = reply([call("read_file", { path: "a.ts" })]);
 const WRONG = reply("The guard is at a.ts:990.");
 const RIGHT = reply("The guard is at a.ts:12.");
