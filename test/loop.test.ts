@@ -19,6 +19,7 @@ import {
   fauxText,
   fauxThinking,
   fauxToolCall,
+  type JsonObject,
   type Message,
   type ToolCall,
   type ToolChoice,
@@ -204,6 +205,20 @@ test("Calls of one reply run side by side, and their results keep the order of t
   assert.deepEqual(shape(requests[1]?.messages).slice(2), expected);
   const ended = events.flatMap((e) => (e.type === "tool_execution_end" ? [e.toolName] : []));
   assert.deepEqual(ended, names.toReversed());
+});
+
+test("A tool may be declared with TypeBox, too: its schema types and checks the arguments", async () => {
+  const parameters = Type.Object({ n: Type.Integer(), unit: Type.Optional(Type.String()) });
+  const square: AgentTool<typeof parameters> = {
+    ...{ name: "square", description: "Square a number.", parameters },
+    execute: async (_, { n, unit = "" }) => ({ text: `${n * n} ${unit.trim()}` }),
+  };
+  const use = (args: JsonObject) => fauxToolCall("square", args);
+  const steps = [calls(use({ n: "12", unit: " m " }), use({ n: 3 }), use({ n: "many" })), "Done."];
+  const { requests } = await ask(steps, { tools: [square] });
+  const [twelve, three, many = ""] = shape(requests[1]?.messages).slice(2);
+  assert.deepEqual([twelve, three], ["toolResult 144 m", "toolResult 9 "]);
+  assert.match(many, /Validation failed/);
 });
 
 describe("A call that fails gets a result, marked as an error, that says why", () => {
