@@ -198,7 +198,8 @@ const SECRETS = [
 const text = (description: string) => opt(str({ description }));
 const count = (description: string) => opt(int({ minimum: 0, description }));
 const WHERE = { path: text("default: ."), glob: text("such as **/*.ts") };
-const PAGE = { path: str(), offset: count("first line"), limit: count("at most 400") };
+const LINES = { offset: count("first line"), limit: count("at most 400") };
+const PAGE = { path: str(), ...LINES, ranges: text("several, such as 10-40,90-120") };
 const MATCH = { pattern: str(), ignoreCase: opt(bool()) };
 
 /** Types `execute` by the schema beside it. */
@@ -218,37 +219,58 @@ const listFiles = tool({
       return { text: listing(files.map(display), files.length, `No file matches ${glob}.`) + left };
     }
     if (!(await fs.lstat(full)).isDirectory()) throw new Error("That is a file: use read_file.");
-    const entries = await fs.readdir(full, { withFileTypes: true });
-    const ranked = entries.map((entry) => `${entry.isDirectory() ? 0 : 1}${entry.name}`).sort();
-    const shown = ranked.slice(0, MAX_ENTRIES).map((entry) => path.join(full, entry.slice(1)));
-    const unread = (entry: string) => `${display(relativeName(agent.root, entry))} (unreadable)`;
-    const describe = (entry: string) => describeEntry(agent.root, entry).catch(() => unread(entry));
-    const lines = await Promise.all(shown.map(describe));
+    const entries = await entriesIn(full);
+    const isPreviewed = entries.filter((entry) => entry.endsWith("/")).length <= MAX_PREVIEWS;
+    const describe = (entry: string) =>
+      describeEntry(agent.root, path.join(full, entry), isPreviewed).catch(
+        () => `${display(relativeName(agent.root, path.join(full, entry)))} (unreadable)`,
+      );
+    const lines = await Promise.all(entries.slice(0, MAX_ENTRIES).map(describe));
     return { text: listing(lines, entries.length, "(empty directory)") };
   },
 });
 const MAX_ENTRIES = 1000;
 const LIST_BYTES = 64 * 1024;
+/** What is in directories is told of so many, in so many bytes each. */
+const MAX_PREVIEWS = 30;
+const PREVIEW_BYTES = 100;
+
+/** The names in a directory: directories first, with a slash. */
+async function entriesIn(full: string): Promise<string[]> {
+  const entries = await fs.readdir(full, { withFileTypes: true });
+  const ranked = entries.map((entry) =>
+    entry.isDirectory() ? `0${entry.name}/` : `1${entry.name}`,
+  );
+  return ranked.sort().map((entry) => entry.slice(1));
+}
 
 /** Lines as far as there is room for them, and how many more there are. */
 function listing(lines: string[], total: number, none: string): string {
-  const shown: string[] = [];
-  let room = LIST_BYTES;
-  for (const line of lines.slice(0, MAX_ENTRIES)) {
-    room -= Buffer.byteLength(line) + 1;
-    if (room > 0) shown.push(line);
-  }
+  const shown = fitting(lines.slice(0, MAX_ENTRIES), LIST_BYTES);
   const more = `... ${total - shown.length} more; list a subdirectory or pass a glob`;
   return (total > shown.length ? [...shown, more] : shown).join("\n") || none;
 }
 
+/** The first line, and those after it that fit into so many bytes. */
+function fitting(lines: string[], bytes: number): string[] {
+  let room = bytes;
+  return lines.filter((line, i) => {
+    room -= Buffer.byteLength(line) + 1;
+    return room >= 0 || i === 0;
+  });
+}
+
 /** One line about an entry. Nothing is opened: opening a FIFO blocks for good. */
-async function describeEntry(root: string, full: string): Promise<string> {
+async function describeEntry(root: string, full: string, isPreviewed: boolean): Promise<string> {
   const name = relativeName(root, full);
   const state = await fs.lstat(full);
   if (state.isDirectory()) {
-    const names = await fs.readdir(full).catch(() => undefined);
-    return `${display(`${name}/`)} (${names ? `${names.length} entries` : "may not be read"})`;
+    const names = await entriesIn(full).catch(() => undefined);
+    if (!names) return `${display(`${name}/`)} (may not be read)`;
+    const some = isPreviewed && !isSecret(name) ? fitting(names.map(display), PREVIEW_BYTES) : [];
+    const rest = some.length > 0 && some.length < names.length ? ", ..." : "";
+    const inside = some.length > 0 ? `: ${some.join(", ")}${rest}` : "";
+    return `${display(`${name}/`)} (${names.length} entries${inside})`;
   }
   const target = (state.isSymbolicLink() && (await realPath(full))) || "";
   const link = target && isInside(root, target) ? display(relativeName(root, target)) : "nowhere";
@@ -267,32 +289,50 @@ const readFile = tool({
   name: "read_file",
   description: "Read numbered lines of a text file. Shows pictures and notebooks, too.",
   parameters: obj(PAGE),
-  async execute(agent, { path: given, offset, limit }, signal) {
+  async execute(agent, { path: given, offset, limit, ranges }, signal) {
     const full = await insideRoot(agent, given);
     const name = relativeName(agent.root, full);
+    const most = Math.min(limit || PAGE_LINES, PAGE_LINES);
+    const spans: Span[] = ranges ? spansOf(ranges) : [[offset || 1, most]];
     return withFile(full, name, async (file, head) => {
       const bytes = size((await file.stat()).size);
       const binary = { text: `${display(name)} is a binary file, ${bytes}: no text to read.` };
       if (PICTURE.test(head)) return picture(agent, file, name).catch(() => binary);
       if (isBinary(head)) return binary;
-      const room = Math.min(PAGE_BYTES, agent.model.contextWindow);
-      const page = await pageOf(chunksOf(file, name, head, signal), offset || 1, room);
-      return numbered(name, page, Math.min(limit || PAGE_LINES, PAGE_LINES));
+      const room = Math.min(PAGE_BYTES, agent.model.contextWindow) / spans.length;
+      const chunks = () => chunksOf(file, name, head, signal);
+      const source = { name, room, chunks, isPart: spans.length > 1 };
+      const pages = await Promise.all(spans.map((span) => readPage(source, span)));
+      const text = [pages[0]?.title, ...pages.flatMap(({ rows }) => rows)].join("\n");
+      return { text, shown: { [name]: pages.flatMap(({ shown }) => shown) } };
     });
   },
 });
 const PAGE_LINES = 400;
 const PAGE_BYTES = 32 * 1024;
 
+type Span = [first: number, lines: number];
+/** The parts that "10-40,90" asks for. Throws what to ask for instead. */
+function spansOf(ranges: string): Span[] {
+  const spans = ranges.split(",").map((range): Span => {
+    const [, from, to = from] = /^\s*L?(\d+)(?: ?[-–] ?L?(\d+))?\s*$/.exec(range) ?? [];
+    return [Number(from), Number(to) - Number(from) + 1];
+  });
+  const sum = spans.reduce((sum, [, lines]) => sum + lines, 0);
+  if (spans.every(([first, lines]) => first > 0 && lines > 0) && sum <= PAGE_LINES) return spans;
+  throw new Error(`ranges are like "10-40,90-120", at most ${PAGE_LINES} lines in all.`);
+}
+
 const searchFiles = tool({
   name: "search_files",
-  description: "Find the lines that match a regular expression, in all files but ignored ones.",
+  description:
+    'Find the lines that match a regular expression, and what they stand in ("9= class A").',
   parameters: obj({ ...MATCH, ...WHERE, context: count("lines around") }),
   async execute(agent, { pattern, path: given, glob, context = 0, ignoreCase }, signal) {
     const full = await insideRoot(agent, given || ".");
     if (!(await fs.lstat(full)).isDirectory())
       await withFile(full, relativeName(agent.root, full), async () => {});
-    const how = ["--json", "--crlf", `--context=${Math.min(context, 20)}`, `--regexp=${pattern}`];
+    const how = ["--crlf", `--context=${Math.min(context, 20)}`, `--regexp=${pattern}`];
     const { args: where, left, isLeft } = await walk(agent, full, { glob, signal });
     const args = [...how, ...(ignoreCase ? ["-i"] : []), ...where];
     const find = (more: string[]) => search(agent.root, [...more, ...args], { isLeft, signal });
@@ -639,30 +679,40 @@ function globsOf(glob: string, below: string): string[] {
 }
 
 type Filter = { isLeft: (file: string) => boolean; signal: AbortSignal };
-/** The matching lines by file, up to the bounds; a file that has more of them says how many. */
+/**
+ * The matching lines by file, each below the definitions around it, up to the bounds; a file that
+ * has more of them says how many.
+ */
 async function search(root: string, args: string[], filter: Filter): Promise<ToolOutput> {
-  const { out, log, kill } = ripgrep(root, args, filter.signal);
+  const { out, log, kill } = ripgrep(root, ["--json", ...args], filter.signal);
   const shown: Lines = Object.create(null);
   const lines: string[] = [];
   let [matches, inFile, bytes, searched, name] = [0, 0, 0, 0, ""];
-  let isHiddenFile = false;
+  let source: string[] | undefined;
   const isFull = () => matches >= MAX_MATCHES || bytes > SEARCH_BYTES;
   const add = (line: string) => {
     lines.push(line);
     bytes += Buffer.byteLength(line) + 1;
   };
+  const show = (at: number, mark: string, line: string) => {
+    if (!shown[name]) add(display(name));
+    add(`${at}${mark} ${line}`);
+    shown[name] = [...(shown[name] ?? []), [at, at]];
+  };
   for await (const { type, data } of eventsOf(out)) {
     const [at, all] = [data.line_number, data.stats?.matched_lines];
     if (type === "begin" && isFull()) break;
     if (type === "begin") [name, inFile] = [rgText(data.path).slice(2), 0];
-    if (type === "begin") isHiddenFile = filter.isLeft(name) || (await isHidden(root, data.path));
+    if (type === "begin")
+      source = filter.isLeft(name) ? undefined : await sourceOf(root, data.path);
     if (type === "summary") searched = data.stats.searches;
     if (type === "end" && all > inFile && inFile) add(`[${all} matches in this file]`);
-    if (!at || isFull() || inFile >= MATCHES_A_FILE || isHiddenFile) continue;
+    if (!at || isFull() || inFile >= MATCHES_A_FILE || !source) continue;
     if (type === "match") [matches, inFile] = [matches + 1, inFile + 1];
-    if (!shown[name]) add(display(name));
-    add(`${at}${type === "match" ? ":" : "-"} ${excerpt(data.lines, data.submatches[0]?.start)}`);
-    shown[name] = [...(shown[name] ?? []), [at, at]];
+    for (const above of definitionsAround(source, at))
+      if (!shown[name]?.some(([from]) => from === above))
+        show(above, "=", source[above - 1]?.trimEnd() ?? "");
+    show(at, type === "match" ? ":" : "-", excerpt(data.lines, data.submatches[0]?.start));
   }
   if (isFull()) kill();
   const [, error] = RG_ERROR.exec(await log) ?? [];
@@ -671,8 +721,21 @@ async function search(root: string, args: string[], filter: Filter): Promise<Too
   if (Object.keys(shown).some((file) => /\.ipynb$/i.test(file))) add(RAW_NOTEBOOK);
   if (filter.signal.aborted) add("[stopped for its time; this is what was found so far]");
   else if (matches === 0) add(`No match in ${searched} files. Secret ones are not searched.`);
-  if (isFull()) add(`[first ${matches} matches; narrow the pattern or pass path or glob]`);
+  const narrow = `[first ${matches} matches; narrow the pattern or pass path or glob`;
+  if (isFull()) add(`${narrow}${await mostMatches(root, args, filter)}]`);
   return { text: lines.join("\n") + leftOut(await log).left, shown };
+}
+
+/** The files with the most matches, for a search that finds too many to show. */
+async function mostMatches(root: string, args: string[], { isLeft, signal }: Filter) {
+  const { out } = ripgrep(root, ["--count", "--null", ...args], signal);
+  const counts = (await textOf(out).catch(() => "")).matchAll(/\.\/([^\0]*)\0(\d+)/g);
+  const ranked = [...counts].sort(([, , a], [, , b]) => Number(b) - Number(a)).slice(0, 20);
+  const most: string[] = [];
+  for (const [, file = "", count] of ranked)
+    if (most.length < 5 && !isLeft(file) && (await sourceOf(root, { text: `./${file}` })))
+      most.push(`${shortly(file)} (${count})`);
+  return most.length > 0 ? `; most are in ${most.join(", ")}` : "";
 }
 const MAX_MATCHES = 100;
 const MATCHES_A_FILE = 40;
@@ -737,6 +800,7 @@ async function withFile<T>(full: string | Buffer, name: string, use: Use<T>): Pr
   }
 }
 const SNIFF_BYTES = 8 * 1024;
+const SOURCE_BYTES = 512 * 1024;
 const WHOLE_BYTES = 16 * 1024 ** 2;
 const PRIVATE_KEY =
   /^(\xef\xbb\xbf)?\s*(?=-----BEGIN|Bag Attributes)[\s\S]*-----BEGIN [A-Z ]*PRIVATE KEY/;
@@ -744,14 +808,15 @@ const UTF16 = /^(\xff\xfe|\xfe\xff)/;
 
 const isBinary = (head: string) => !UTF16.test(head) && /\0|^%PDF-/.test(head);
 
-/** Whether no search may show a file: it holds secrets, or no text, or is gone. */
-const isHidden = (root: string, at: RgText) =>
+/** The first lines of a file; nothing if no search may show it: it holds secrets, or no text. */
+const sourceOf = (root: string, at: RgText): Promise<string[] | undefined> =>
   // By its bytes: a name that is no UTF-8 cannot be opened by what is shown of it.
   withFile(
     Buffer.concat([Buffer.from(`${root}${path.sep}`), rgBytes(at)]),
     rgText(at).slice(2),
-    async (_, head) => isBinary(head),
-  ).catch(() => true);
+    async (file, head) =>
+      isBinary(head) ? undefined : `${await bytesOf(file, SOURCE_BYTES)}`.split("\n"),
+  ).catch(() => undefined);
 
 /** The first bytes of a file. */
 async function bytesOf(file: fs.FileHandle, most: number): Promise<Buffer> {
@@ -796,10 +861,11 @@ function parseJson(text: string) {
   }
 }
 
-type Page = { first: number; bytes: Buffer; full: boolean; total: number };
+type Page = { lines: string[]; total: number; note: string };
 
-/** So many bytes from the start of a line on, and how many lines there are: only "\n" ends one. */
-async function pageOf(chunks: AsyncIterable<Buffer>, first: number, room: number): Promise<Page> {
+/** Lines from `first` on, as far as so many bytes hold, and how many there are: "\n" ends one. */
+async function pageOf(chunks: Chunks, first: number, bytes: number): Promise<Page> {
+  let room = bytes;
   const kept: Buffer[] = [];
   let [ended, open] = [0, false];
   for await (const chunk of chunks) {
@@ -811,25 +877,36 @@ async function pageOf(chunks: AsyncIterable<Buffer>, first: number, room: number
     if (ended + 1 >= first) room -= chunk.length - start;
     open = chunk.at(-1) !== 10;
   }
-  return { first, bytes: Buffer.concat(kept), full: room < 0, total: ended + (open ? 1 : 0) };
+  const { text, note } = decode(Buffer.concat(kept));
+  const lines = text.split(/\r?\n|\r$/);
+  // Half a line, or nothing behind the last line break.
+  if (lines.length > 1 && (room < 0 || lines.at(-1) === "")) lines.pop();
+  return { lines, total: ended + (open ? 1 : 0), note };
 }
 
-/** A page as the model sees it: its lines numbered, and the way on. */
-function numbered(name: string, { first, bytes, full, total }: Page, limit: number): ToolOutput {
+type Chunks = AsyncIterable<Buffer>;
+type Text = { name: string; room: number; chunks: () => Chunks; isPart: boolean };
+
+/** Numbered lines, the way on, and after a long first page what the rest of the file defines. */
+async function readPage({ name, room, chunks, isPart }: Text, [first, wanted]: Span) {
+  const kept = first > 1 ? PAGE_BYTES : SOURCE_BYTES;
+  const { lines, total, note } = await pageOf(chunks(), first, kept);
   const file = display(name);
-  if (total === 0) return { text: `${file} (empty file, 0 bytes)` };
+  if (total === 0) return { title: `${file} (empty file, 0 bytes)`, rows: [], shown: [] };
   if (first > total) throw new Error(`${file} has ${total} lines; ${first} is past its end.`);
-  const { text, note } = decode(bytes);
-  const lines = text.split("\n");
-  const whole = full ? Math.max(1, lines.length - 1) : total - first + 1;
-  const last = first + Math.min(limit, whole) - 1;
   const row = (line: string, i: number) => `${first + i}\t${cut(line, LINE_CHARACTERS, LINE_CUT)}`;
-  const rows = lines.slice(0, last - first + 1).map((line) => line.replace(/\r$/, ""));
+  const rows = fitting(lines.slice(0, wanted).map(row), room);
+  const last = first + rows.length - 1;
   const way = `offset=${last + 1} reads on; search_files finds a place in it]`;
-  const page = [`${file} (${total} lines${note})`, ...rows.map(row)];
-  if (last < total) page.push(`[lines ${first}-${last} of ${total}; ${way}`);
-  return { text: page.join("\n"), shown: { [name]: [[first, last]] } };
+  if (last < (isPart ? Math.min(total, first + wanted - 1) : total))
+    rows.push(`[lines ${first}-${last} of ${total}; ${way}`);
+  const below = first === 1 && last >= OUTLINE_FROM ? outline(lines, last) : [];
+  const shown = [[first, last], ...below.map(({ at }) => [at, at])] as [number, number][];
+  rows.push(...below.map(({ row }) => row));
+  return { title: `${file} (${total} lines${note})`, rows, shown };
 }
+/** Lines of a first page: a shorter look is not followed by an outline. */
+const OUTLINE_FROM = 100;
 const LINE_CHARACTERS = 2000;
 const LINE_CUT = " [cut; search_files finds places in this line]";
 
@@ -868,6 +945,68 @@ async function picture(agent: Agent, file: fs.FileHandle, name: string): Promise
 }
 const PICTURE_BYTES = 3 * 1024 ** 2;
 const PICTURE = /^(\x89PNG\r\n|\xff\xd8\xff|GIF8[79]a|RIFF....WEBP)/s;
+
+// --- Definitions -------------------------------------------------------------------------------
+
+/**
+ * The definitions that a line stands in, the outermost first; all lines 1-based. There is no
+ * parser: a definition is a line that looks like one and has less indentation.
+ */
+export function definitionsAround(lines: string[], at: number): number[] {
+  const found: number[] = [];
+  let depth = indentOf(lines[at - 1] ?? "");
+  for (let i = at - 1; i > Math.max(0, at - MAX_LINES_UP) && depth > 0; i--) {
+    const line = lines[i - 1] ?? "";
+    if (indentOf(line) >= depth || ASIDE.test(line)) continue;
+    // "} else {" and ") {" go on with what stands above at the same depth.
+    depth = indentOf(line) + (/^\s*[)\]}{]/.test(line) ? 1 : 0);
+    if (isDefinition(line)) found.unshift(i);
+  }
+  return found;
+}
+const MAX_LINES_UP = 5000;
+/** Comments, labels and empty lines may stand at the margin anywhere. */
+const ASIDE = /^\s*(?:#|\/\/|\/?\*|--|\w+:\s*$|$)/;
+
+/** What is defined behind a line, in its order; if room is short, the least indented of it. */
+export function outline(lines: string[], after: number): { at: number; row: string }[] {
+  const depth = (at: number) => indentOf(lines[at - 1] ?? "");
+  // A definition opens something.
+  const opens = (at: number, next = lines[at] || lines[at + 1] || "") =>
+    indentOf(next) > depth(at) || /^\s*[{)]/.test(next);
+  const found = range(after + 1, lines.length)
+    .filter((at) => isDefinition(lines[at - 1] ?? "") && opens(at))
+    .sort((a, b) => depth(a) - depth(b))
+    .map((at) => ({ at, row: `${at}= ${cut(lines[at - 1] ?? "", OUTLINE_CHARACTERS)}` }));
+  const count = fitting(
+    found.map(({ row }) => row),
+    OUTLINE_BYTES,
+  ).length;
+  const title = { at: 0, row: `[${count} of the ${found.length} definitions further down:]` };
+  const rows = found.slice(0, count).sort((a, b) => a.at - b.at);
+  return count > 0 ? [title, ...rows] : [];
+}
+const OUTLINE_CHARACTERS = 60;
+const OUTLINE_BYTES = 4 * 1024;
+
+const indentOf = (line: string) => line.search(/\S|$/);
+const isDefinition = (line: string) => line.length < 300 && DEFINITION.test(line);
+
+const KEYWORDS =
+  "function|class|interface|type|enum|namespace|module|struct|union|trait|impl|fn|func|fun|def|sub|" +
+  "object|protocol|extension|record|macro_rules!";
+const NO_NAMES =
+  "if|else|for|foreach|while|switch|case|when|catch|except|finally|try|do|return|throw|raise|await|" +
+  "yield|new|with|match|loop|unless|until|select|go|defer|elif|assert|super|this|self";
+/** By keyword; a variable that opens a block; an assigned function; a name and parentheses. */
+const DEFINITION = new RegExp(
+  String.raw`^\s*(?=[\w$~[]|#\w)(?!(?:${NO_NAMES})\b|[\w:]+\([^()]*\) *=>)(?:${[
+    String.raw`(?:\w+(?:\([\w: ]*\))?\s+)*(?:${KEYWORDS})(?=[\s<(*])`,
+    String.raw`(?:\w+\s+)*(?:const|let|var|val)\s.*(?:=>|\bfunction\b|[{([]$)`,
+    String.raw`[\w$.]+\s*[:=]\s*(?:async\s*)?(?:function\b|\([^)]*\)\s*=>)`,
+    String.raw`[^=;"'\x60#]*[\w$>\]]\s*\(.*(?:[{:)>]|throws .*)\s*$`,
+  ].join("|")})`,
+);
 
 // --- Asking the model --------------------------------------------------------------------------
 
@@ -1118,7 +1257,7 @@ function whyWrong(root: string, name: string, { from, to, code }: Citation): Pro
     if (from < 1 || to < from || to > page.total) return `the file has ${page.total} lines`;
     const plain = (line: string) => line.replace(/^\s*\d+[\t:]|\s+/g, " ").trim();
     const quoted = (code ?? "").split("\n").map(plain);
-    const near = decode(page.bytes).text.split("\n", 5 + Math.max(to - from, quoted.length));
+    const near = page.lines.slice(0, 5 + Math.max(to - from, quoted.length));
     const lines = new Set(near.map(plain));
     const isThere = (line: string) => line.length < 4 || /\.\.\.|…/.test(line) || lines.has(line);
     return quoted.every(isThere) ? "" : "the quoted code is not there";
@@ -1478,7 +1617,7 @@ function hitsIn(result: string): Hit[] {
   let file = "";
   return result.split("\n").flatMap((row) => {
     const [, line, text = ""] = /^(\d+): (.*)$/.exec(row) ?? [];
-    if (!/^(\d+[:-] |\[|\.\.\.)/.test(row)) file = row;
+    if (!/^(\d+[:=-] |\[|\.\.\.)/.test(row)) file = row;
     return line ? { file, line: Number(line), text } : [];
   });
 }
@@ -1539,22 +1678,24 @@ function note(text: string, style: "dim" | "red" | "yellow" = "dim"): void {
 /** For people: the answer to stdout, as it comes if that is a terminal; all else to stderr. */
 export function printText(quiet: boolean): Agent["emit"] {
   const tell = quiet ? () => {} : note;
-  let [shown, reply, started] = ["", "", 0];
+  // What stands on the terminal of this reply or a failed attempt at it, and where in it we are.
+  let [shown, at, started] = ["", 0, 0];
   const write = (text: string) =>
     void (process.stdout.isTTY && process.stdout.write(harmless(text)));
   return (event) => {
     const update = event.type === "message_update" ? event.assistantMessageEvent : undefined;
     if (event.type === "agent_start") {
-      [shown, reply, started] = ["", "", Date.now()];
+      [shown, at, started] = ["", 0, Date.now()];
     } else if (update?.type === "text_delta") {
-      reply += update.delta;
-      // What a failed attempt has shown already is not shown again.
-      if (shown.startsWith(reply)) return;
-      write(reply.startsWith(shown) ? reply.slice(shown.length) : `\n${reply}`);
-      shown = reply;
+      const { delta } = update;
+      const again = at < shown.length ? shown.slice(at, at + delta.length) : "";
+      const isOther = !delta.startsWith(again);
+      shown = isOther ? shown.slice(0, at) + delta : shown + delta.slice(again.length);
+      write(isOther ? `\n${shown}` : delta.slice(again.length));
+      at += delta.length;
     } else if (event.type === "message_end" && event.message.role === "assistant") {
       const { stopReason } = event.message;
-      reply = "";
+      at = 0;
       if (stopReason === "error") return;
       if (shown && stopReason !== "length") write(shown.endsWith("\n") ? "" : "\n");
       shown = "";

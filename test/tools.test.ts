@@ -282,6 +282,40 @@ test("a page has at most 400 lines, also when more are asked for, and names its 
   }
 });
 
+test("several ranges of lines come in one result, under one title", async () => {
+  const agent = await agentWith({ "a.ts": repeat(950, (i) => `line ${i}\n`) });
+  const ranges = (ranges: string) => call(agent, "read_file", { path: "a.ts", ranges });
+  const expected =
+    "a.ts (950 lines)\n10\tline 10\n11\tline 11\n300\tline 300\n949\tline 949\n950\tline 950";
+  assert.equal((await ranges("10-11,300,949-990")).text, expected);
+  assert.equal((await ranges(" L10-L11 , 300 , 949 – 990 ")).text, expected);
+  const { text } = await ranges("400-410");
+  assert.match(text, /^410\tline 410\n\[lines 400-410 of 950; offset=411 reads on; /m);
+  const lines = [...rowsOf((await ranges("1-100,500-599,700-899")).text).keys()];
+  assert.equal(lines.length, 400);
+});
+
+test("ranges that are none, too many or past the end are answered with what to do", async () => {
+  const agent = await agentWith({ "a.ts": repeat(950, (i) => `line ${i}\n`) });
+  const spans = ["ten", "10-", "-10", "10-9", "0-5", "1-2,,3", "1-401", "1-300,500-601", "1e3"];
+  for (const ranges of spans) {
+    const { text, isError } = await call(agent, "read_file", { path: "a.ts", ranges });
+    assert.ok(isError, ranges);
+    assert.match(text, /^ranges are like "10-40,90-120", at most 400 lines in all\.$/, ranges);
+  }
+  const { text, isError } = await call(agent, "read_file", { path: "a.ts", ranges: "1-5,951" });
+  assert.ok(isError);
+  assert.match(text, /^a\.ts has 950 lines; 951 is past its end\.$/);
+});
+
+test("ranges of long lines share the 32 KB of a page, and each says where it is cut", async () => {
+  const agent = await agentWith({ "a.ts": repeat(400, () => `${"x".repeat(1500)}\n`) });
+  const { text } = await call(agent, "read_file", { path: "a.ts", ranges: "1-50,101-150" });
+  assert.ok(bytes(text) < 33 * KB, `${bytes(text)} bytes`);
+  for (const first of [1, 101])
+    assert.match(text, new RegExp(`^\\[lines ${first}-\\d+ of 400; offset=\\d+ reads on`, "m"));
+});
+
 test("a line has at most 2,000 characters, is marked where it is cut, and never ends in half a character", async () => {
   for (const pad of [0, 1]) {
     const wide = `${"x".repeat(pad)}${"😀".repeat(3000)}`;
@@ -799,17 +833,43 @@ test("a directory lists its directories first with their number of entries, then
   });
   mkdirSync(path.join(agent.root, "empty"));
   const expected = [
-    "c/ (1 entries)",
+    "c/ (1 entries: d/)",
     "empty/ (0 entries)",
-    "z/ (2 entries)",
+    "z/ (2 entries: 1, 2)",
     ".dot (0 bytes)",
     "a.md (1.5 KB)",
     "b.ts (5 bytes)",
     "big.bin (3.0 MB)",
   ];
   assert.equal((await list(agent)).text, expected.join("\n"));
-  assert.equal((await list(agent, "c")).text, "c/d/ (1 entries)");
+  assert.equal((await list(agent, "c")).text, "c/d/ (1 entries: e)");
   assert.equal((await list(agent, "z/")).text, "z/1 (0 bytes)\nz/2 (0 bytes)");
+});
+
+test("what is in a directory is told up to 100 bytes, directories first, but of no secret one", async () => {
+  const agent = await agentWith({
+    "src/b.ts": "",
+    "src/a/x.ts": "",
+    ".git/config": "",
+    "odd/a\nb": "",
+    "odd/ c": "",
+    ...Object.fromEntries(Array.from({ length: 40 }, (_, i) => [`wide/file-${i}.ts`, ""])),
+  });
+  const lines = (await list(agent)).text.split("\n");
+  assert.equal(lines[0], ".git/ (1 entries)");
+  assert.equal(lines[1], 'odd/ (2 entries: " c", "a\\nb")');
+  assert.equal(lines[2], "src/ (2 entries: a/, b.ts)");
+  assert.match(lines[3] ?? "", /^wide\/ \(40 entries: file-0\.ts, .*file-\d+\.ts, \.\.\.\)$/);
+  assert.ok(bytes(lines[3] ?? "") < 150);
+});
+
+test("of more than 30 directories only the number of entries is told", async () => {
+  const directories = (n: number) =>
+    Object.fromEntries(Array.from({ length: n }, (_, i) => [`d${i}/a.ts`, ""]));
+  const few = await agentWith(directories(30));
+  assert.match((await list(few)).text, /^d0\/ \(1 entries: a\.ts\)$/m);
+  const many = await agentWith(directories(31));
+  assert.match((await list(many)).text, /^d0\/ \(1 entries\)$/m);
 });
 
 test("a list has at most 1,000 entries, says how many more there are, and how to go on", async () => {
@@ -1103,10 +1163,31 @@ test("a search shows at most 100 matches, says that there are more, and how to g
   );
   const { text } = await search(agent, "needle");
   assert.equal(text.match(/^1: needle$/gm)?.length, 100);
-  assert.match(text, /\n\[first 100 matches; narrow the pattern or pass path or glob\]$/);
+  const way =
+    /\n\[first 100 matches; narrow the pattern or pass path or glob; most are in [^;]*\]$/;
+  assert.match(text, way);
   const few = await search(agent, "needle", { glob: "f1?.ts" });
   assert.equal(few.text.match(/^1: needle$/gm)?.length, 10);
   assert.doesNotMatch(few.text, /first/);
+});
+
+test("a search with too many matches names the files that have most of them, and no secret one", async () => {
+  const agent = await agentWith({
+    ...Object.fromEntries(Array.from({ length: 120 }, (_, i) => [`a/f${i}.ts`, "needle\n"])),
+    "z/most.ts": repeat(300, () => "needle\n"),
+    "z/more\nlines.ts": repeat(200, () => "needle\n"),
+    "z/.env": repeat(400, () => "needle\n"),
+    "z/key.txt": `-----BEGIN PRIVATE KEY-----\n${repeat(400, () => "needle\n")}`,
+    "z/binary": `${repeat(400, () => "needle\n")}\0`,
+    "z/ignored.ts": repeat(400, () => "needle\n"),
+    ".gitignore": "z/ignored.ts\n",
+  });
+  for (const glob of [undefined, "**/*"]) {
+    const { text } = await search(agent, "needle", glob ? { glob } : {});
+    const [, most = ""] = /; most are in (.*)\]$/m.exec(text) ?? [];
+    assert.match(most, /^z\/most\.ts \(300\), "z\/more\\nlines\.ts" \(200\), a\/f\d+\.ts \(1\), /);
+    assert.equal(most.split(", ").length, 5);
+  }
 });
 
 test("a file with many matches gives its count, and leaves room for the others", async () => {

@@ -1,0 +1,424 @@
+// What results show of the definitions around and below: breadcrumbs of searches, outlines of files.
+
+import assert from "node:assert/strict";
+import { describe, test } from "node:test";
+import { checkSources, definitionsAround, outline, runTool } from "../mini-pi.ts";
+import { agentWith, read, search } from "./fixtures.ts";
+
+/** A source in which one line holds HIT, and the lines that are to be shown with it. */
+const AROUND: [language: string, source: string, around: string[]][] = [
+  [
+    "a TypeScript method",
+    `
+export class Server extends Base {
+  #open = false;
+  async handle(request: Request): Promise<Response> {
+    if (request.body) {
+      return HIT;
+    }
+  }
+}`,
+    ["export class Server extends Base {", "async handle(request: Request): Promise<Response> {"],
+  ],
+  [
+    "a TypeScript function with its parameters on lines of their own",
+    `
+export async function build(
+  root: string,
+): Promise<void> {
+  HIT;
+}`,
+    ["export async function build("],
+  ],
+  [
+    "an arrow function, in the else of an if",
+    `
+const plain = 1;
+export const build = async (root: string) => {
+  if (root) {
+    other();
+  } else {
+    HIT;
+  }
+};`,
+    ["export const build = async (root: string) => {"],
+  ],
+  [
+    "an object that is passed on",
+    `
+const readFile = tool({
+  name: "read_file",
+  async execute(agent, { path }) {
+    HIT;
+  },
+});`,
+    ["const readFile = tool({", "async execute(agent, { path }) {"],
+  ],
+  [
+    "a function that is assigned, as in old JavaScript",
+    `
+res.send = function send(body) {
+  switch (typeof body) {
+    case 'string':
+      HIT
+  }
+};`,
+    ["res.send = function send(body) {"],
+  ],
+  [
+    "a test",
+    `
+describe("the guard", () => {
+  test("refuses links", async () => {
+    HIT;
+  });
+});`,
+    ['describe("the guard", () => {', 'test("refuses links", async () => {'],
+  ],
+  [
+    "an interface",
+    `
+export interface Agent {
+  HIT: string;
+}`,
+    ["export interface Agent {"],
+  ],
+  [
+    "Python",
+    `
+class Session(Base):
+    timeout = 3
+
+    @property
+    def adapter(
+        self, url,
+    ) -> Adapter:
+        # a comment
+# and one at the margin
+        try:
+            pass
+        except OSError:
+            HIT`,
+    ["class Session(Base):", "def adapter("],
+  ],
+  [
+    "Go",
+    `
+func helper() {
+}
+
+func (c *Command) Execute(args []string) (cmd *Command, err error) {
+	if err != nil {
+		for _, x := range args {
+			HIT
+		}
+	}
+}`,
+    ["func (c *Command) Execute(args []string) (cmd *Command, err error) {"],
+  ],
+  [
+    "Rust",
+    `
+impl<R: io::Read> IoState<R> {
+    pub(crate) fn join(
+        mut self,
+    ) -> CliResult<()> {
+        match self.next() {
+            Some(x) => {
+                HIT
+            }
+        }
+    }
+}`,
+    ["impl<R: io::Read> IoState<R> {", "pub(crate) fn join("],
+  ],
+  [
+    "Java, with the brace on the next line",
+    `
+public final class Gson
+{
+    @Override
+    public <T> T fromJson(String json, Class<T> type) throws IOException
+    {
+        while (true)
+        {
+            HIT;
+        }
+    }
+}`,
+    [
+      "public final class Gson",
+      "public <T> T fromJson(String json, Class<T> type) throws IOException",
+    ],
+  ],
+  [
+    "C",
+    `
+struct config E;
+
+static int editorOpen(char *filename)
+{
+#ifdef LINUX
+    if (!fp) {
+        HIT;
+    }
+retry:
+    ;
+#endif
+}`,
+    ["static int editorOpen(char *filename)"],
+  ],
+  [
+    "C# in a namespace",
+    `
+namespace Shop
+{
+    public sealed class Cart
+    {
+        public int Total(bool all)
+        {
+            return HIT;
+        }
+    }
+}`,
+    ["namespace Shop", "public sealed class Cart", "public int Total(bool all)"],
+  ],
+  [
+    "Ruby",
+    `
+module Thor
+  class Shell
+    def self.print(message)
+      words.each do |word|
+        HIT
+      end
+    end
+  end
+end`,
+    ["module Thor", "class Shell", "def self.print(message)"],
+  ],
+  [
+    "PHP",
+    `
+final class Router {
+    private static function match(string $path): ?Route {
+        foreach ($this->routes as $route) {
+            HIT
+        }
+    }
+}`,
+    ["final class Router {", "private static function match(string $path): ?Route {"],
+  ],
+  [
+    "Kotlin and Swift",
+    `
+data class Point(val x: Int) {
+    override suspend fun move(by: Int) {
+        HIT
+    }
+}`,
+    ["data class Point(val x: Int) {", "override suspend fun move(by: Int) {"],
+  ],
+  [
+    "a shell script",
+    `
+deploy() {
+  if [ -n "$1" ]; then
+    HIT
+  fi
+}`,
+    ["deploy() {"],
+  ],
+  [
+    "a call over several lines is no definition, nor is what returns or throws",
+    `
+function f() {
+  return build({
+    deep: {
+      HIT,
+    },
+  });
+}`,
+    ["function f() {"],
+  ],
+  ["a line at the margin", "function f() {\n}\nHIT", []],
+  [
+    "what stands before, at the same depth",
+    "class A:\n    def f(self):\n        pass\n    HIT",
+    ["class A:"],
+  ],
+  ["the first line", "HIT", []],
+];
+
+describe("the definitions around a line are told by indentation, the outermost first", () => {
+  for (const [language, source, expected] of AROUND)
+    test(language, () => {
+      const lines = source.split("\n");
+      const at = 1 + lines.findIndex((line) => line.includes("HIT"));
+      const around = definitionsAround(lines, at).map((n) => lines[n - 1]?.trim());
+      assert.deepEqual(around, expected);
+    });
+});
+
+test("a line that is not there stands in nothing", () => {
+  for (const at of [0, 3, 1e9]) assert.deepEqual(definitionsAround(["class A {", "  b"], at), []);
+});
+
+// ─── In searches ───────────────────────────────────────────────────────────────────────────────
+
+const SERVER = `import { log } from "./log.ts";
+
+export class Server {
+  start(port: number) {
+    this.needle = 1;
+    this.needle = 2;
+  }
+
+  stop() {
+    log(this.needle);
+  }
+}
+`;
+
+test("a search shows each definition once, above its first match, as a line with =", async () => {
+  const agent = await agentWith({ "src/server.ts": SERVER, "top.ts": "const needle = 1;\n" });
+  const expected = [
+    "src/server.ts",
+    "3= export class Server {",
+    "4=   start(port: number) {",
+    "5:     this.needle = 1;",
+    "6:     this.needle = 2;",
+    "9=   stop() {",
+    "10:     log(this.needle);",
+    "top.ts",
+    "1: const needle = 1;",
+  ];
+  assert.equal((await search(agent, "needle")).text, expected.join("\n"));
+});
+
+test("a definition that is itself a match, or a line around one, is not shown again", async () => {
+  const agent = await agentWith({
+    "a.ts": "class Needle {\n  b() {\n    return needle;\n  }\n}\n",
+  });
+  const { text } = await search(agent, "needle", { ignoreCase: true });
+  assert.equal(text, "a.ts\n1: class Needle {\n2=   b() {\n3:     return needle;");
+  const around = await search(agent, "return", { context: 1 });
+  assert.equal(around.text, "a.ts\n1= class Needle {\n2-   b() {\n3:     return needle;\n4-   }");
+});
+
+test("no definition of a secret file, of a binary or of a line out of reach is shown", async () => {
+  const deep = `class Far {\n${"  x\n".repeat(6000)}  needle\n}\n`;
+  const agent = await agentWith({
+    ".env": "class Secret {\n  needle\n}\n",
+    "a.bin": "class Binary {\n  needle\n}\n\0",
+    "far.ts": deep,
+    "wide.ts": `class Wide {${" ".repeat(400)}\n  needle\n}\n`,
+  });
+  const { text } = await search(agent, "needle");
+  assert.equal(text, "far.ts\n6002:   needle\nwide.ts\n2:   needle");
+});
+
+test("a definition that was shown counts as seen", async () => {
+  const agent = await agentWith({ "src/server.ts": SERVER });
+  const args = { pattern: "log\\(" };
+  const call = { type: "toolCall", id: "1", name: "search_files", arguments: args } as const;
+  agent.messages.push(await runTool(agent, call, agent.signal));
+  const states = await checkSources(agent, "src/server.ts:9, src/server.ts:10, src/server.ts:4");
+  assert.deepEqual(
+    states.map(({ from, state }) => [from, state]),
+    [
+      [9, "seen"],
+      [10, "seen"],
+      [4, "exists"],
+    ],
+  );
+});
+
+test("a file made to be slow does not hold up a search", async () => {
+  const steps = Array.from(
+    { length: 250 },
+    (_, i) => `${" ".repeat(i)}${"a (".repeat((290 - i) / 3)}`,
+  );
+  const agent = await agentWith({
+    "steps.ts": [...steps, ...Array.from({ length: 100 }, () => `${" ".repeat(255)}needle`)].join(
+      "\n",
+    ),
+    "closers.ts": `f(\n${" }\n".repeat(100_000)}  needle\n`.repeat(2),
+    "spaces.ts": `${`${" ".repeat(290)}x\n`.repeat(1500)}${" ".repeat(290)}needle\n`,
+  });
+  const start = performance.now();
+  await search(agent, "needle");
+  assert.ok(performance.now() - start < 3000, `${performance.now() - start} ms`);
+});
+
+// ─── In pages ──────────────────────────────────────────────────────────────────────────────────
+
+const method = (i: number) => `  method${i}(x: number) {\n    return ${i};\n  }\n\n`;
+const many = (n: number, of: (i: number) => string) =>
+  Array.from({ length: n }, (_, i) => of(i + 1)).join("");
+
+test("a first page is followed by what the rest of the file defines, with its lines", async () => {
+  const long = `class A {\n${many(150, method)}}\n\nfunction last() {\n  return 1;\n}\nconst x = 1;\n`;
+  const agent = await agentWith({ "a.ts": long });
+  const { text } = await read(agent, "a.ts");
+  const [, below = ""] = text.split(/^\[lines 1-400 of 607; offset=401 .*\n/m);
+  const rows = below.split("\n");
+  assert.equal(rows.shift(), "[51 of the 51 definitions further down:]");
+  assert.equal(rows[0], "402=   method101(x: number) {");
+  assert.equal(rows.at(-1), "604= function last() {");
+  const lines = long.split("\n");
+  for (const row of rows) {
+    const [, n = "", line] = /^(\d+)= (.*)$/.exec(row) ?? [];
+    assert.equal(lines[Number(n) - 1], line);
+  }
+});
+
+test("only a long first page has an outline: no further one, no short look, no whole file", async () => {
+  const agent = await agentWith({ "a.ts": many(150, method), "b.ts": many(90, method) });
+  for (const [file, page] of [
+    ["a.ts", { offset: 401 }],
+    ["a.ts", { offset: 2, limit: 300 }],
+    ["a.ts", { limit: 50 }],
+    ["b.ts", {}],
+  ] as const)
+    assert.doesNotMatch((await read(agent, file, page)).text, /^\d+= |definitions/m);
+  assert.match((await read(agent, "a.ts", { limit: 100 })).text, /^101= {3}method26/m);
+});
+
+test("an outline without room for all has the outermost, in their order, and how many there are", async () => {
+  const nested = (i: number) => `class C${i} {\n${method(i)}${method(i)}}\n`;
+  const agent = await agentWith({ "a.ts": many(200, nested), "b.ts": many(2000, nested) });
+  const { text } = await read(agent, "a.ts");
+  assert.match(text, /^\[\d+ of the 480 definitions further down:\]$/m);
+  const numbers = [...text.matchAll(/^(\d+)= /gm)].map(([, n]) => Number(n));
+  assert.deepEqual(
+    numbers,
+    numbers.toSorted((a, b) => a - b),
+  );
+  assert.equal(text.match(/^\d+= class/gm)?.length, 160, "each class, before any method");
+  const larger = await read(agent, "b.ts");
+  const outlined = larger.text.slice(larger.text.indexOf("definitions further down"));
+  assert.ok(Buffer.byteLength(outlined) < 4.5 * 1024, `${outlined.length} characters`);
+});
+
+test("data, prose and logs have no outline", async () => {
+  const agent = await agentWith({
+    "a.json": JSON.stringify(
+      Array.from({ length: 200 }, (_, i) => ({ id: i, "f(x)": { y: 1 } })),
+      undefined,
+      2,
+    ),
+    "a.md": many(500, (i) => `# Part ${i}\n\nA class of things (see below):\n\n- one (1)\n  two\n`),
+    "a.log": many(500, (i) => `2026-11-30 12:00:00 GET /f(${i})\n`),
+  });
+  for (const name of ["a.json", "a.md", "a.log"])
+    assert.doesNotMatch((await read(agent, name)).text, /^\d+= /m, name);
+});
+
+test("an outline takes no time, whatever the lines are like", () => {
+  const start = performance.now();
+  outline(many(1700, () => `${"a (".repeat(96)}\n`).split("\n"), 0);
+  outline(many(250_000, () => "{\n").split("\n"), 0);
+  outline(["x".repeat(5_000_000)], 0);
+  assert.ok(performance.now() - start < 2000, `${performance.now() - start} ms`);
+});

@@ -1,0 +1,173 @@
+// What is left over: nothing but the messages, after many turns and long answers. And what is sent: each
+// request begins with the bytes of the one before, so that the provider's cache holds.
+
+import assert from "node:assert/strict";
+import { getEventListeners } from "node:events";
+import { test } from "node:test";
+import { setFlagsFromString } from "node:v8";
+import { runInNewContext } from "node:vm";
+import {
+  createModels,
+  fauxAssistantMessage,
+  fauxProvider,
+  fauxToolCall,
+  type ToolCall,
+} from "@earendil-works/pi-ai";
+import { type Agent, createAgent, printText, runAgent } from "../mini-pi.ts";
+import { temporary, write } from "./fixtures.ts";
+import {
+  call,
+  isPrefix,
+  type ModelRequest,
+  reply,
+  startModelServer,
+  text,
+} from "./model-server.ts";
+import { atServer, runCli } from "./run-cli.ts";
+
+setFlagsFromString("--expose-gc");
+const collectGarbage: () => void = runInNewContext("gc");
+const MB = 1024 ** 2;
+const KEY = { ANTHROPIC_API_KEY: "sk-none" };
+
+function heap(): number {
+  collectGarbage();
+  return process.memoryUsage().heapUsed / MB;
+}
+
+/** An agent whose model makes these calls, a turn each, and then answers. */
+async function agentThatCalls(calls: ToolCall[], given: Partial<Agent> = {}): Promise<Agent> {
+  const root = temporary();
+  write(root, { "a.ts": `${"x".repeat(39)}\n`.repeat(20_000), "b.ts": "const needle = 1;\n" });
+  const faux = fauxProvider();
+  faux.setResponses([
+    ...calls.map((one) => fauxAssistantMessage([one], { stopReason: "toolUse" })),
+    fauxAssistantMessage("It is in b.ts:1."),
+  ]);
+  const models = createModels();
+  models.setProvider(faux.provider);
+  const stream: Agent["stream"] = (...request) => models.streamSimple(...request);
+  return createAgent(root, { ...{ model: faux.getModel(), stream, keyName: "" }, ...given });
+}
+
+const look = (i: number) =>
+  i % 2
+    ? fauxToolCall("read_file", { path: "a.ts", offset: 1 + 300 * i })
+    : fauxToolCall("search_files", { pattern: `needle|${i}` });
+
+test("fifty turns leave nothing behind but their messages: no memory, and no listener", async () => {
+  const warnings: Error[] = [];
+  process.on("warning", (warning) => warnings.push(warning));
+  const { signal } = new AbortController();
+  const limits = { turns: 100, ms: 60_000, cost: Number.POSITIVE_INFINITY };
+  const run = async (turns: number) => {
+    const calls = Array.from({ length: turns }, (_, i) => look(i));
+    const agent = await agentThatCalls(calls, { signal, limits });
+    const { ended, turns: made } = await runAgent(agent, "Where is the needle?");
+    assert.deepEqual([ended, made], ["answered", turns + 1]);
+  };
+  await run(10);
+  const before = heap();
+  for (let i = 0; i < 4; i++) await run(50);
+  // A page left behind by each would be 3 MB. What a call's time limit holds goes after 31 s.
+  assert.ok(heap() - before < 2, `${(heap() - before).toFixed(2)} MB more after 200 turns`);
+  assert.equal(getEventListeners(signal, "abort").length, 0);
+  assert.deepEqual(warnings, []);
+});
+
+test("in fifty turns, memory grows by what is in the messages, and by no copy of it", async () => {
+  const used: number[] = [];
+  const calls = Array.from({ length: 50 }, (_, i) => look(2 * i + 1));
+  const agent = await agentThatCalls(calls, {
+    emit: ({ type }) => type === "turn_end" && used.push(heap()),
+  });
+  await runAgent(agent, "Where is the needle?");
+  const kept = Buffer.byteLength(JSON.stringify(agent.messages.slice(22))) / MB;
+  const grown = (used[50] ?? Number.NaN) - (used[10] ?? Number.NaN);
+  assert.ok(grown < kept + 1, `${grown.toFixed(2)} MB for ${kept.toFixed(2)} MB of messages`);
+});
+
+test("a long answer costs its length, however small its pieces: no piece copies what came before", async () => {
+  const emit = printText(false);
+  const usage = fauxAssistantMessage("").usage;
+  const partial = fauxAssistantMessage("");
+  const start = performance.now();
+  emit({ type: "agent_start" });
+  for (let i = 0; i < 100_000; i++) {
+    const delta = "a piece of the answer\n";
+    const update = { type: "text_delta", contentIndex: 0, delta, partial } as const;
+    emit({ type: "message_update", usage, assistantMessageEvent: update });
+  }
+  // Each of these pieces compared with all before it would take a minute.
+  assert.ok(performance.now() - start < 5000, `${performance.now() - start} ms`);
+});
+
+test("an answer of 1 MB in 20,000 pieces arrives whole, as text and as events", async () => {
+  const pieces = Array.from({ length: 20_000 }, (_, i) => `${i} `.padEnd(49, "x").concat("\n"));
+  for (const args of [[], ["--json"]]) {
+    await using server = await startModelServer([reply([text(pieces)])]);
+    const root = temporary();
+    const { code, stdout } = await runCli([...atServer(server), ...args, root, "what?"], {
+      env: KEY,
+    });
+    assert.equal(code, 0);
+    if (args.length === 0) assert.equal(stdout, `${pieces.join("").trim()}\n`);
+    else assert.equal(JSON.parse(stdout.split("\n").at(-2) ?? "").answer, pieces.join("").trim());
+  }
+});
+
+// ─── The provider's cache ──────────────────────────────────────────────────────────────────────
+
+const TURNS = Array.from({ length: 12 }, (_, i) => {
+  const page = call("read_file", { path: "a.ts", offset: 1 + 300 * i, limit: 300 });
+  return reply([page, call("search_files", { pattern: `needle|${i}` })]);
+});
+
+/** Asks in a directory, with its own state, as often as there are lists of arguments. */
+async function requestsOf(api: "anthropic" | "openai", ...calls: string[][]) {
+  const root = temporary();
+  write(root, { "a.ts": "a line of text\n".repeat(5000), "b.ts": "const needle = 1;\n" });
+  const env = { ...KEY, XDG_STATE_HOME: temporary() };
+  const requests: ModelRequest[][] = [];
+  for (const args of calls) {
+    await using server = await startModelServer([...TURNS, reply("It is in b.ts:1.")]);
+    const local = ["-m", "local-model", "--base-url", server.openaiUrl];
+    const model = api === "anthropic" ? atServer(server) : local;
+    const { code, stderr } = await runCli([...model, ...args, root, "where?"], { env });
+    assert.equal(code, 0, stderr);
+    assert.deepEqual(server.problems, []);
+    requests.push(server.requests);
+  }
+  return requests;
+}
+
+for (const api of ["anthropic", "openai"] as const)
+  test(`each request of ${api} begins with the bytes of the one before, over turns and questions`, async () => {
+    const [first = [], second = []] = await requestsOf(api, [], ["-c"]);
+    const all = [...first, ...second];
+    assert.equal(all.length, 26);
+    for (const [i, request] of all.slice(1).entries()) {
+      const before = all[i];
+      assert.ok(before && isPrefix(before, request), `request ${i + 2} changes what came before`);
+    }
+  });
+
+test("Anthropic is told to cache: the instructions, the tools and all that was said so far", async () => {
+  const [requests = []] = await requestsOf("anthropic", []);
+  const isMarked = (value: unknown) => JSON.stringify(value).includes('"cache_control":{');
+  for (const { body } of requests) {
+    const said = [body.messages].flat().filter((m) => Object(m).role === "user");
+    assert.deepEqual([body.system, body.tools, said.at(-1)].map(isMarked), [true, true, true]);
+    assert.ok((JSON.stringify(body).match(/"cache_control":\{/g)?.length ?? 0) <= 4, "its bound");
+  }
+});
+
+test("instructions and tools are under 600 tokens at four characters each, on every wire", async () => {
+  for (const api of ["anthropic", "openai"] as const) {
+    const [[request] = []] = await requestsOf(api, []);
+    const { system, tools, messages } = request?.body ?? {};
+    const instructions = system ?? [messages].flat()[0];
+    const tokens = JSON.stringify([instructions, tools]).length / 4;
+    assert.ok(tokens > 200 && tokens < 600, `${api}: ${tokens} tokens`);
+  }
+});
