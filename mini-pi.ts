@@ -728,7 +728,7 @@ async function search(root: string, args: string[], filter: Filter): Promise<Too
 
 /** The files with the most matches, for a search that finds too many to show. */
 async function mostMatches(root: string, args: string[], { isLeft, signal }: Filter) {
-  const { out } = ripgrep(root, ["--count", "--null", ...args], signal);
+  const { out } = ripgrep(root, ["--count", "--null", "--sort=none", ...args], signal);
   const counts = (await textOf(out).catch(() => "")).matchAll(/\.\/([^\0]*)\0(\d+)/g);
   const ranked = [...counts].sort(([, , a], [, , b]) => Number(b) - Number(a)).slice(0, 20);
   const most: string[] = [];

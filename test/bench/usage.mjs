@@ -1,8 +1,8 @@
-// Preloaded into each program that is measured: leaves what it used in the file BENCH_USAGE.
+// Preloaded into each program of Node's that is measured: leaves what it used in the file BENCH_USAGE.
 import { writeFileSync } from "node:fs";
 
 process.on("exit", () => {
   const { userCPUTime, systemCPUTime, maxRSS } = process.resourceUsage();
-  const usage = { cpuMs: (userCPUTime + systemCPUTime) / 1000, rssMb: maxRSS / 1024 };
+  const usage = { cpu: (userCPUTime + systemCPUTime) / 1000, mb: maxRSS / 1024 };
   if (process.env.BENCH_USAGE) writeFileSync(process.env.BENCH_USAGE, JSON.stringify(usage));
 });
