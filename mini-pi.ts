@@ -87,19 +87,14 @@ export type Lines = { [file: string]: [number, number][] };
 export type AgentEvent =
   | { type: "agent_start" | "turn_start" }
   | { type: "message_start" | "message_end"; message: ai.Message }
-  | Update
+  | { type: "message_update"; usage: ai.Usage; assistantMessageEvent: ai.AssistantMessageEvent }
   | ({ type: "tool_execution_start"; args: unknown } & CallId)
   | ({ type: "tool_execution_end"; result: Result; isError: boolean } & CallId)
   | { type: "turn_end"; message: Reply; toolResults: Result[] }
   | ({ type: "auto_retry_start" } & Retry)
-  | { type: "auto_retry_end"; success: boolean; attempt: number; finalError?: string }
+  | { type: "auto_retry_end"; success: boolean; attempt: number; finalError: string | undefined }
   | ({ type: "agent_end"; messages: ai.Message[]; willRetry: false } & Outcome);
 
-type Update = {
-  type: "message_update";
-  usage: ai.Usage;
-  assistantMessageEvent: ai.AssistantMessageEvent;
-};
 type Model = ai.Model<ai.Api>;
 type Reply = ai.AssistantMessage;
 type Result = ai.ToolResultMessage;
@@ -427,11 +422,7 @@ const NOT_SHOWN = [{ type: "text", text: "Not shown: too much at once. Ask again
 const callsIn = ({ content }: Reply) => content.filter((block) => block.type === "toolCall");
 const repliesIn = (messages: ai.Message[]) => messages.filter((m) => m.role === "assistant");
 
-function textIn(message?: ai.Message): string {
-  const content = message?.content ?? "";
-  if (typeof content === "string") return content;
-  return content.map((block) => (block.type === "text" ? block.text : "")).join("");
-}
+const textIn = (message?: ai.Message) => ai.contentText(message?.content ?? "", "");
 
 // --- The loop ----------------------------------------------------------------------------------
 
@@ -1030,21 +1021,17 @@ Today is ${today.toISOString().slice(0, 10)}.`;
 async function complete(agent: Agent, run: Run, toolChoice: ai.ToolChoice): Promise<Reply> {
   for (let attempt = 1; ; attempt++) {
     const { reply, retryMs, overflow } = await ask(agent, run, toolChoice);
-    const { errorMessage = "", stopReason } = reply;
+    const { errorMessage, stopReason } = reply;
     if (overflow && blankOldest(agent, Number.POSITIVE_INFINITY)) continue;
     if (retryMs === undefined || attempt > MAX_RETRIES) {
       const success = stopReason !== "error" && stopReason !== "aborted";
-      const ended = {
-        success,
-        attempt: attempt - 1,
-        ...(!success && { finalError: errorMessage }),
-      };
+      const ended = { success, attempt: attempt - 1, finalError: errorMessage };
       if (attempt > 1) agent.emit({ type: "auto_retry_end", ...ended });
       return reply;
     }
     const gap = RETRY_MS * 2 ** (attempt - 1) * (0.75 + Math.random() / 2);
     const retry = { attempt, maxAttempts: MAX_RETRIES, delayMs: Math.round(retryMs || gap) };
-    agent.emit({ type: "auto_retry_start", ...retry, errorMessage });
+    agent.emit({ type: "auto_retry_start", ...retry, errorMessage: errorMessage ?? "" });
     // An abort while waiting shows in the next reply.
     await sleep(retry.delayMs, undefined, { signal: run.signal }).catch(() => {});
   }
@@ -1748,16 +1735,18 @@ function printJson(agent: Agent): Agent["emit"] {
   };
   print(headerOf(agent));
   return (event) => {
-    print(event.type === "message_update" ? wireUpdate(event) : event);
+    if (event.type !== "message_update") print(event);
+    else print({ ...event, assistantMessageEvent: withoutPartial(event.assistantMessageEvent) });
     if (event.type === "agent_end" && event.message) note(`mini-pi: ${event.message}`, "red");
   };
 }
 
-function wireUpdate({ type, usage, assistantMessageEvent: update }: Update): object {
+function withoutPartial(update: ai.AssistantMessageEvent): object {
   const { partial, ...rest } = { partial: undefined, ...update };
   const block = update.type === "toolcall_start" && partial?.content[update.contentIndex];
-  const call = block && block.type === "toolCall" ? { id: block.id, toolName: block.name } : {};
-  return { type, usage, assistantMessageEvent: { ...rest, ...call } };
+  return block && block.type === "toolCall"
+    ? { ...rest, id: block.id, toolName: block.name }
+    : rest;
 }
 
 // --- Conversation ------------------------------------------------------------------------------
