@@ -1255,30 +1255,21 @@ function whyWrong(root: string, name: string, { from, to, code }: Citation): Pro
 /** The citations in a text, in all the forms that models write. Code and addresses hold none. */
 export function findCitations(text: string): Citation[] {
   const key = ({ path, from, to }: Citation) => `${path}:${from}-${to}`;
-  const { prose, blocks } = withoutCode(text);
+  const prose = text.replace(FENCED, "$<info>");
   const found = new Map(citationsIn(prose).map((cited) => [key(cited), cited]));
-  for (const { before, info, code } of blocks) {
-    const [cited, another] = citationsIn(/\d[`*)\]:：\s]*$/.test(before) ? before + info : info);
-    if (cited && !another) found.set(key(cited), { ...cited, code: `${code.join("\n")}\n` });
+  let end = 0;
+  for (const { 0: block, index, groups: { info = "", code = "" } = {} } of text.matchAll(FENCED)) {
+    const introduced = text.slice(end, index).trimEnd().split("\n").at(-1) ?? "";
+    end = index + block.length;
+    const isLed = /\d[`*)\]:：\s]*$/.test(introduced);
+    const [cited, another] = citationsIn(isLed ? `${introduced} ${info}` : info);
+    if (cited && !another) found.set(key(cited), { ...cited, code });
   }
   return [...found.values()];
 }
-
-/** A text without its fenced blocks, and these, each with the lines that introduce it. */
-function withoutCode(text: string) {
-  const blocks: { before: string; info: string; code: string[] }[] = [];
-  const prose: string[] = [];
-  let [fence, before] = ["", ""];
-  for (const line of text.split("\n")) {
-    const [, mark = "", info = ""] = /^[ >]*(`{3,}|~{3,})(.*)$/.exec(line) ?? [];
-    if (!fence) prose.push(line);
-    if (!fence && mark) blocks.push({ before, info, code: [] });
-    else if (fence && !(mark.startsWith(fence) && !info.trim())) blocks.at(-1)?.code.push(line);
-    else if (line.trim()) before = fence ? "" : `${line} `;
-    if (mark && (!fence || (mark.startsWith(fence) && !info.trim()))) fence = fence ? "" : mark;
-  }
-  return { prose: prose.join("\n"), blocks };
-}
+/** A block of code, up to its closing fence or the end of the text. */
+const FENCED =
+  /^[ >]*(?<fence>`{3,}|~{3,})(?<info>.*)\n?(?<code>[\s\S]*?)(?:^[ >]*\k<fence>[`~]*\s*?$|(?![\s\S]))/gm;
 
 function citationsIn(prose: string): Citation[] {
   let rest = prose.replace(/\b[a-z][a-z\d+.-]{0,20}:\/\/[^\s)>\]]+/gi, "");
