@@ -126,30 +126,31 @@ export function isInside(root: string, target: string, p: typeof path.posix = pa
 export async function insideRoot({ root }: Pick<Agent, "root">, given: string): Promise<string> {
   const name = QUOTED.test(given) ? String(JSON.parse(given)) : given;
   if (NO_PATH.test(name)) throw new Error(`${shortly(name)} is no path here. Pass one like "src".`);
-  const real = await realPath(path.resolve(root, name));
-  return real && isInside(root, real) ? real : sameLooking(root, name);
+  return (await realInside(root, path.resolve(root, name))) ?? sameLooking(root, name);
 }
 const QUOTED = /^"([^"\\\0-\x1f]|\\(["\\/bfnrt]|u[\da-f]{4}))*"$/i;
 const NO_PATH = /\0|^~([\\/]|$)|^[a-z][a-z+.-]+:\/|^[a-z]:[\\/]|^\\\\/i;
 
 const realPath = (full: string) => fs.realpath(full).catch(() => undefined);
 
+/** The real path of what is there, if that is inside. */
+async function realInside(root: string, full: string): Promise<string | undefined> {
+  const real = await realPath(full);
+  return real !== undefined && isInside(root, real) ? real : undefined;
+}
+
 /** The path whose name only looks like the wanted one (NFC, NFD, NBSP), or throws near names. */
 async function sameLooking(root: string, name: string): Promise<string> {
   const fold = (file: string) => `${file.normalize("NFKC").replace(/[‘’]/g, "'")}/`;
   const stem = (file: string) => path.posix.parse(file).name.toLowerCase();
   const full = path.resolve(root, name.replaceAll("\\", "/"));
-  const real = await realPath(full);
-  if (real && isInside(root, real)) return real;
+  const real = await realInside(root, full);
+  if (real) return real;
   // Nobody is to be told what is like a name outside.
-  const isOutside = real !== undefined || (await isLinked(root, full));
-  const none = { files: [] };
-  const search = () => filesBelow(root, placeArgs(root), AbortSignal.timeout(2000));
-  const { files } = isOutside ? none : await search().catch(() => none);
+  const files = (await isLinked(root, full)) ? [] : await allFiles(root, 2000);
   const wanted = relativeName(root, full);
   const alike = files.find((file) => fold(file).startsWith(fold(wanted)));
-  const parts = alike?.split("/").slice(0, wanted.split("/").length);
-  if (parts && !real) return path.join(root, ...parts);
+  if (alike) return path.join(root, ...alike.split("/").slice(0, wanted.split("/").length));
   const near = files.filter((file) => stem(file) === stem(name)).map(display);
   const hint = near.length > 0 ? `Near it: ${near.slice(0, 5).join(", ")}` : "See list_files";
   throw new Error(`${shortly(name)} does not exist, or points outside of the directory. ${hint}.`);
@@ -215,11 +216,9 @@ const listFiles = tool({
     }
     if (!(await fs.lstat(full)).isDirectory()) throw new Error("That is a file: use read_file.");
     const entries = await entriesIn(full);
-    const isPreviewed = entries.filter((entry) => entry.endsWith("/")).length <= MAX_PREVIEWS;
+    const isPreviewed = entries.filter(isDirectory).length <= MAX_PREVIEWS;
     const describe = (entry: string) =>
-      describeEntry(agent.root, path.join(full, entry), isPreviewed).catch(
-        () => `${display(relativeName(agent.root, path.join(full, entry)))} (unreadable)`,
-      );
+      describeEntry(agent.root, path.join(full, entry), isPreviewed);
     const lines = await Promise.all(entries.slice(0, MAX_ENTRIES).map(describe));
     return { text: listing(lines, entries.length, "(empty directory)") };
   },
@@ -233,11 +232,10 @@ const PREVIEW_BYTES = 100;
 /** The names in a directory: directories first, with a slash. */
 async function entriesIn(full: string): Promise<string[]> {
   const entries = await fs.readdir(full, { withFileTypes: true });
-  const ranked = entries.map((entry) =>
-    entry.isDirectory() ? `0${entry.name}/` : `1${entry.name}`,
-  );
-  return ranked.sort().map((entry) => entry.slice(1));
+  const names = entries.map((entry) => entry.name + (entry.isDirectory() ? "/" : "")).sort();
+  return [...names.filter(isDirectory), ...names.filter((name) => !isDirectory(name))];
 }
+const isDirectory = (entry: string) => entry.endsWith("/");
 
 /** Lines as far as there is room for them, and how many more there are. */
 function listing(lines: string[], total: number, none: string): string {
@@ -258,20 +256,21 @@ function fitting(lines: string[], bytes: number): string[] {
 /** One line about an entry. Nothing is opened: opening a FIFO blocks for good. */
 async function describeEntry(root: string, full: string, isPreviewed: boolean): Promise<string> {
   const name = relativeName(root, full);
-  const state = await fs.lstat(full);
-  if (state.isDirectory()) {
+  const state = await fs.lstat(full).catch(() => undefined);
+  if (state?.isDirectory()) {
     const names = await entriesIn(full).catch(() => undefined);
     if (!names) return `${display(`${name}/`)} (may not be read)`;
-    const some = isPreviewed && !isSecret(name) ? fitting(names.map(display), PREVIEW_BYTES) : [];
-    const rest = some.length > 0 && some.length < names.length ? ", ..." : "";
-    const inside = some.length > 0 ? `: ${some.join(", ")}${rest}` : "";
-    return `${display(`${name}/`)} (${names.length} entries${inside})`;
+    const counted = `${display(`${name}/`)} (${names.length} entries`;
+    if (names.length === 0 || !isPreviewed || isSecret(name)) return `${counted})`;
+    const some = fitting(names.map(display), PREVIEW_BYTES);
+    return `${counted}: ${some.join(", ")}${some.length < names.length ? ", ..." : ""})`;
   }
-  const target = (state.isSymbolicLink() && (await realPath(full))) || "";
-  const link = target && isInside(root, target) ? display(relativeName(root, target)) : "nowhere";
-  const kind = state.isSymbolicLink() ? `link to ${link}` : "no regular file";
-  const secret = isSecret(name) ? ", secret: not read" : "";
-  return `${display(name)} (${state.isFile() ? size(state.size) + secret : kind})`;
+  if (state?.isSymbolicLink()) {
+    const target = await realInside(root, full);
+    return `${display(name)} (link to ${target ? display(relativeName(root, target)) : "nowhere"})`;
+  }
+  if (!state?.isFile()) return `${display(name)} (${state ? "no regular file" : "unreadable"})`;
+  return `${display(name)} (${size(state.size)}${isSecret(name) ? ", secret: not read" : ""})`;
 }
 
 function size(bytes: number): string {
@@ -598,8 +597,6 @@ function ripgrep(root: string, args: string[], signal = AbortSignal.timeout(TOOL
   return { log, out: child.stdout.setEncoding("utf8"), kill: () => child.kill("SIGKILL") };
 }
 
-type Files = ReturnType<typeof filesBelow>;
-
 /** Files below, and what the walk left out. Throws if the glob is none. */
 async function filesBelow(root: string, args: string[], signal?: AbortSignal) {
   const { out, log } = ripgrep(root, ["--files", "--null", ...args], signal);
@@ -608,6 +605,13 @@ async function filesBelow(root: string, args: string[], signal?: AbortSignal) {
   if (error) throw new Error(error);
   return { files: files.map((file) => file.slice(2)), ...leftOut(await log) };
 }
+
+/** All files that a walk of the root finds in so many ms. Does not throw. */
+const allFiles = (root: string, ms: number): Promise<string[]> =>
+  filesBelow(root, placeArgs(root), AbortSignal.timeout(ms)).then(
+    ({ files }) => files,
+    () => [],
+  );
 
 /**
  * The ignored places in a log, and a line for the model on all that was left out. It names places
@@ -635,19 +639,13 @@ type How = { glob?: string | undefined; signal: AbortSignal };
 async function walk({ root }: Agent, full: string, { glob = "", signal }: How) {
   const [below, isTop] = [relativeName(root, full), full === root];
   const rulesIn = (at: string) =>
-    [".gitignore", ".ignore"]
-      .map((name) => path.join(at, name))
-      .filter((file) => disk.existsSync(file));
+    [`${at}/.gitignore`, `${at}/.ignore`].filter((file) => disk.existsSync(file));
   let start = full;
   for (let at = path.dirname(full); isInside(root, at) && at !== root; at = path.dirname(at))
     if (rulesIn(at).length > 0) start = at;
   const rules = isTop ? [] : rulesIn(root).map((file) => `--ignore-file=${file}`);
-  const usual = [...rules, ...globsOf(glob, below)];
-  const all = {
-    args: ["--debug", ...usual, ...placeArgs(root, full)],
-    left: "",
-    isLeft: () => false,
-  };
+  const [usual, place] = [[...rules, ...globsOf(glob, below)], placeArgs(root, full)];
+  const all = { args: ["--debug", ...usual, ...place], left: "", isLeft: () => false };
   if (!glob && start === full) return all;
   const known = await filesBelow(root, ["--debug", ...rules, ...placeArgs(root, start)], signal);
   const isBelow = (file: string) => isTop || `${file}/`.startsWith(`${below}/`);
@@ -655,9 +653,9 @@ async function walk({ root }: Agent, full: string, { glob = "", signal }: How) {
   if (!known.files.some(isBelow)) return all;
   const files = new Set(known.files);
   const ignored = known.ignored.filter(isBelow).slice(0, 1000);
-  const without = ignored.map((place) => `--glob=!/${escapeGlob(place)}`);
-  const args = [...usual, ...without, ...placeArgs(root, full)];
-  return { args, left: known.left, isLeft: (file: string) => !files.has(file) };
+  const without = ignored.map((name) => `--glob=!/${escapeGlob(name)}`);
+  const isLeft = (file: string) => !files.has(file);
+  return { args: [...usual, ...without, ...place], left: known.left, isLeft };
 }
 
 const escapeGlob = (name: string) => name.replace(/[*?[\]{}!\\]/g, "\\$&");
@@ -892,9 +890,9 @@ async function readPage({ name, room, chunks, isPart }: Text, [first, wanted]: S
   if (last < (isPart ? Math.min(total, first + wanted - 1) : total))
     rows.push(`[lines ${first}-${last} of ${total}; ${way}`);
   const below = first === 1 && last >= OUTLINE_FROM ? outline(lines, last) : [];
-  const shown = [[first, last], ...below.map(({ at }) => [at, at])] as [number, number][];
-  rows.push(...below.map(({ row }) => row));
-  return { title: `${file} (${total} lines${note})`, rows, shown };
+  const defined = below.slice(1).map(lineOf);
+  const shown = [[first, last], ...defined.map((at) => [at, at])] as [number, number][];
+  return { title: `${file} (${total} lines${note})`, rows: [...rows, ...below], shown };
 }
 /** Lines of a first page: a shorter look is not followed by an outline. */
 const OUTLINE_FROM = 100;
@@ -960,7 +958,7 @@ const MAX_LINES_UP = 5000;
 const ASIDE = /^\s*(?:#|\/\/|\/?\*|--|\w+:\s*$|$)/;
 
 /** What is defined behind a line, in its order; if room is short, the least indented of it. */
-export function outline(lines: string[], after: number): { at: number; row: string }[] {
+export function outline(lines: string[], after: number): string[] {
   const depth = (at: number) => indentOf(lines[at - 1] ?? "");
   // A definition opens something.
   const opens = (at: number, next = lines[at] || lines[at + 1] || "") =>
@@ -968,18 +966,15 @@ export function outline(lines: string[], after: number): { at: number; row: stri
   const found = range(after + 1, lines.length)
     .filter((at) => isDefinition(lines[at - 1] ?? "") && opens(at))
     .sort((a, b) => depth(a) - depth(b))
-    .map((at) => ({ at, row: `${at}= ${cut(lines[at - 1] ?? "", OUTLINE_CHARACTERS)}` }));
-  const count = fitting(
-    found.map(({ row }) => row),
-    OUTLINE_BYTES,
-  ).length;
-  const title = { at: 0, row: `[${count} of the ${found.length} definitions further down:]` };
-  const rows = found.slice(0, count).sort((a, b) => a.at - b.at);
-  return count > 0 ? [title, ...rows] : [];
+    .map((at) => `${at}= ${cut(lines[at - 1] ?? "", OUTLINE_CHARACTERS)}`);
+  const rows = fitting(found, OUTLINE_BYTES);
+  const title = `[${rows.length} of the ${found.length} definitions further down:]`;
+  return rows.length > 0 ? [title, ...rows.sort((a, b) => lineOf(a) - lineOf(b))] : [];
 }
 const OUTLINE_CHARACTERS = 60;
 const OUTLINE_BYTES = 4 * 1024;
 
+const lineOf = (row: string) => Number.parseInt(row, 10);
 const indentOf = (line: string) => line.search(/\S|$/);
 const isDefinition = (line: string) => line.length < 300 && DEFINITION.test(line);
 
@@ -1195,8 +1190,8 @@ export type Source = Citation & { state: "seen" | "exists" | "wrong"; reason: st
 export async function checkSources(agent: Agent, answer: string): Promise<Source[]> {
   const ledger = ledgerOf(agent.messages);
   const sources: Source[] = [];
-  let walked: Files | undefined;
-  const files = () => (walked ??= filesBelow(agent.root, placeArgs(agent.root)));
+  let walked: ReturnType<Names> | undefined;
+  const files: Names = () => (walked ??= allFiles(agent.root, TOOL_MS));
   for (const cited of findCitations(answer).slice(0, 200)) {
     const [name, another] = await citedFiles(agent.root, cited.path, Object.keys(ledger), files);
     // "TCP/IP:80" has the form of a citation, but nobody misses the file.
@@ -1226,14 +1221,16 @@ function ledgerOf(messages: ai.Message[]): Lines {
   return ledger;
 }
 
+type Names = () => Promise<string[]>;
+
 /** The file that is meant: at that path, or those whose path ends so, or after a name's space. */
-async function citedFiles(root: string, cited: string, known: string[], files: () => Files) {
-  const real = await realPath(path.resolve(root, cited));
-  if (real && isInside(root, real)) return [relativeName(root, real)];
+async function citedFiles(root: string, cited: string, known: string[], files: Names) {
+  const real = await realInside(root, path.resolve(root, cited));
+  if (real) return [relativeName(root, real)];
   const ends = (file: string) =>
     file.endsWith(cited) && /[/ ]/.test(file.at(-cited.length - 1) ?? "");
   const seen = known.filter(ends);
-  return seen.length > 0 ? seen : (await files()).files.filter(ends);
+  return seen.length > 0 ? seen : (await files()).filter(ends);
 }
 
 /** Why a citation of an existing file is wrong, or "". */
