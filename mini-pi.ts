@@ -1311,19 +1311,20 @@ const FORMS = [
 // --- Sessions ----------------------------------------------------------------------------------
 
 /**
- * The messages of a session file, on the branch that ends with its last entry, and that entry's id.
+ * The messages of a session file, on the branch that ends with its last entry, that entry's id, and
+ * the newline that a torn file lacks at its end.
  * Passes over a torn line, and says so. Throws if it is no session, or one about another directory.
  */
 export function loadSession(root: string, file: string) {
-  const lines = disk.existsSync(file) ? disk.readFileSync(file, "utf8").split("\n") : [];
+  const text = disk.existsSync(file) ? disk.readFileSync(file, "utf8") : "";
+  const lines = text.split("\n").filter(Boolean);
   const [header, ...entries] = lines.map(parseJson).filter((entry) => entry?.type);
-  const isEmpty = lines.join("").trim() === "";
-  if (!isEmpty && header?.type !== "session") throw new UserError(`${file} holds no session`);
-  if (!isEmpty && header.cwd !== root) throw new UserError(`${file} is about ${header.cwd}`);
-  if (lines.filter(Boolean).length > entries.length + 1)
+  if (text.trim() && header?.type !== "session") throw new UserError(`${file} holds no session`);
+  if (header && header.cwd !== root) throw new UserError(`${file} is about ${header.cwd}`);
+  if (lines.length > entries.length + 1)
     note(`${file} has a torn line, which is passed over.`, "yellow");
-  const last = entries.at(-1)?.id;
   const messages: ai.Message[] = [];
+  const last = entries.at(-1)?.id ?? null;
   let wanted = last;
   // A parent stands above its child, so this ends whatever the ids are.
   for (const { id, parentId, message } of entries.reverse()) {
@@ -1331,7 +1332,7 @@ export function loadSession(root: string, file: string) {
     wanted = parentId;
     if (/^(user|assistant|toolResult)$/.test(message?.role)) messages.unshift(message);
   }
-  return { messages, id: header?.id, last, isEmpty, isTorn: !isEmpty && lines.at(-1) !== "" };
+  return { messages, header, last, lacks: text.endsWith("\n") ? "" : "\n" };
 }
 
 /**
@@ -1340,28 +1341,28 @@ export function loadSession(root: string, file: string) {
  * appends in single writes, so that two processes mix no lines and a crash loses one at most.
  */
 export function saveSession(agent: Agent, file: string): Agent["emit"] {
-  const old = loadSession(agent.root, file);
-  Object.assign(agent, { messages: old.messages, id: old.id ?? agent.id });
+  const { messages, header, last, lacks } = loadSession(agent.root, file);
+  Object.assign(agent, { messages, id: header?.id ?? agent.id });
   makeDirectory(path.dirname(file));
   const output = disk.openSync(file, "a", 0o600);
-  const write = (entry: object) => disk.appendFileSync(output, `${JSON.stringify(entry)}\n`);
-  if (old.isTorn) disk.appendFileSync(output, "\n");
-  let [parentId, isNew, isKept] = [old.last ?? null, old.isEmpty, true];
+  // What is to stand before the first entry.
+  let start = header ? lacks : `${JSON.stringify(headerOf(agent))}\n`;
+  let [parentId, isKept] = [last, true];
   return (event) => {
     if (event.type !== "message_end" || !isKept) return;
-    const entry = { type: "message", id: randomUUID().slice(0, 8), parentId, timestamp: now() };
     // After a /clear, nothing leads back to what was said before.
-    if (agent.messages[0] === event.message) entry.parentId = null;
+    if (agent.messages[0] === event.message) parentId = null;
+    const entry = { type: "message", id: randomUUID().slice(0, 8), parentId, timestamp: now() };
     try {
-      if (isNew) write(headerOf(agent));
-      write({ ...entry, message: event.message });
+      const line = JSON.stringify({ ...entry, message: event.message });
+      disk.appendFileSync(output, `${start}${line}\n`);
     } catch (error) {
       // To name such a file is the user's mistake; a disk that fills up later loses no answer.
-      if (isNew) throw error;
+      if (start) throw error;
       isKept = false;
       note(`From here on nothing is kept in ${file}: ${(error as Error).message}`, "yellow");
     }
-    [parentId, isNew] = [entry.id, false];
+    [parentId, start] = [entry.id, ""];
   };
 }
 
@@ -1426,8 +1427,7 @@ export async function findModel(name?: string, baseUrl?: string): Promise<Choice
   models.setProvider(offlineProvider());
   if (baseUrl && !(/^https?:/.test(baseUrl) && URL.canParse(baseUrl)))
     throw new UserError(`--base-url ${baseUrl} does not start with http:// or https://`);
-  const known =
-    name === undefined ? await firstWithKey(models) : await namedModel(models, name, baseUrl);
+  const known = await firstWithKey(models, candidates(models, name, baseUrl));
   if (!known && !baseUrl) throw new UserError(`there is no model ${name}: see --list-models`);
   if (baseUrl && !name && known?.provider === "offline")
     throw new UserError("name the model of the server with --model");
@@ -1441,23 +1441,21 @@ export async function findModel(name?: string, baseUrl?: string): Promise<Choice
   return { model: baseUrl ? { ...model, baseUrl } : model, stream, keyName: auth.source ?? "" };
 }
 
-/** By "provider/id" or the provider alone; by the id alone, where a key is, unless it is local. */
-async function namedModel(models: ai.Models, name: string, baseUrl?: string) {
+/** By "provider/id" or the provider alone; by the id alone, unless it is local; else all defaults. */
+function candidates(models: ai.Models, name?: string, baseUrl?: string): Model[] {
+  const providers = providerOrder(models);
+  if (name === undefined) return providers.flatMap((id) => defaultModel(models, id) ?? []);
   const slash = name.indexOf("/");
   const exact = models.getModel(name.slice(0, slash), name.slice(slash + 1));
   const usual = exact ?? defaultModel(models, name);
-  if (usual || baseUrl) return usual;
-  const hosts = providerOrder(models).flatMap((id) => models.getModel(id, name) ?? []);
-  for (const model of hosts) if (await models.checkAuth(model.provider)) return model;
-  return hosts[0];
+  if (usual || baseUrl) return usual ? [usual] : [];
+  return providers.flatMap((id) => models.getModel(id, name) ?? []);
 }
 
-async function firstWithKey(models: ai.Models): Promise<Model | undefined> {
-  for (const id of providerOrder(models)) {
-    const model = defaultModel(models, id);
-    if (model && (await models.checkAuth(id).catch(() => undefined))) return model;
-  }
-  return undefined;
+async function firstWithKey(models: ai.Models, candidates: Model[]): Promise<Model | undefined> {
+  for (const model of candidates)
+    if (await models.checkAuth(model.provider).catch(() => undefined)) return model;
+  return candidates[0];
 }
 
 /** The variables that may hold a provider's key: it is asked, and what it asks for is noted. */
