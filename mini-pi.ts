@@ -1513,25 +1513,23 @@ function searchReply(messages: ai.Message[], last: boolean): Reply {
   const own = [LAST_CALL, GO_ON, NO_ANSWER, WRONG_SOURCES];
   const isOwn = (m: ai.Message) => own.some((demand) => textIn(m).startsWith(demand));
   const since = messages.slice(messages.findLastIndex((m) => m.role === "user" && !isOwn(m)));
-  const found = since.filter((m) => m.role === "toolResult" && !m.isError);
-  const results = (tool: string) =>
-    found.flatMap((m) => (m.role === "toolResult" && m.toolName === tool ? textIn(m) : []));
+  const done = since.filter((m) => m.role === "toolResult");
+  const results = (tool: string, isError = false) =>
+    done.filter((m) => m.toolName === tool && m.isError === isError).map(textIn);
   const question = textIn(since[0]);
   const words = wordsOf(question);
   const hits = results("search_files").flatMap(hitsIn);
   const places = hits.length > 0 ? bestPlaces(hits, words) : introductions(results("list_files"));
-  const turns = [firstCalls(question, words), places.map((place) => readCall(place))];
+  const turns = [firstCalls(question, words), places.map(readCall)];
   const calls = last ? [] : (turns[repliesIn(since).length] ?? []);
   if (calls.length > 0) return ai.fauxAssistantMessage(calls, { stopReason: "toolUse" });
   const passages = results("read_file").map(quote);
   const about = passages.length > 0 ? "What the directory says of itself:" : NO_README;
-  const failed = since.find(
-    (m) => m.role === "toolResult" && m.isError && m.toolName !== "read_file",
-  );
-  const nothing = failed
-    ? `A search failed: ${textIn(failed)}.`
-    : `Nothing here matches ${words.join(", ")}.`;
-  const none = words.length > 0 ? `${nothing} ${about}` : about;
+  const [failure] = results("search_files", true);
+  const missed = failure
+    ? `A search failed: ${failure}`
+    : `Nothing here matches ${words.join(", ")}`;
+  const none = words.length > 0 ? `${missed}. ${about}` : about;
   const start = hits.length > 0 ? "The places that match best:" : none;
   return ai.fauxAssistantMessage([start, ...passages, `(${OFFLINE})`].join("\n\n"));
 }
@@ -1548,11 +1546,10 @@ function firstCalls(question: string, words: string[]): ai.ToolCall[] {
   const search = (pattern: string, where = {}) =>
     callOf("search_files", { pattern, ignoreCase: true, ...where });
   const any = oneOf(words);
-  const each = words.map((word) => search(word.replaceAll("$", "\\$")));
-  const searches = words.length > 1 ? [...each, search(`${any}.*${any}`)] : each;
-  const telling = [search(DEFINES + any), search(any, { glob: `*{${words.join(",")}}*` })];
-  const calls = [callOf("list_files", {}), ...named.map((path) => readCall({ path }))];
-  return words.length > 0 ? [...calls, ...searches, ...telling] : calls;
+  const patterns = [...words.map((word) => oneOf([word])), `${any}.*${any}`, DEFINES + any];
+  const telling = search(any, { glob: `*{${words.join(",")}}*` });
+  const searches = words.length > 0 ? [...patterns.map((one) => search(one)), telling] : [];
+  return [callOf("list_files", {}), ...named.map((path) => readCall({ path })), ...searches];
 }
 
 /** A pattern for one of the words. */
@@ -1612,9 +1609,10 @@ function bestPlaces(hits: Hit[], words: string[]) {
     const prose = /test|spec|docs?\/|\.(md|lock|json|map)$|\.min\.|\.d\.ts$/i.test(hit.file);
     return sum * defined * named * (prose ? 0.4 : 1);
   };
-  const ranked = hits.map((hit) => ({ hit, score: score(hit) })).sort((a, b) => b.score - a.score);
-  const good = ranked.filter(({ score }) => score > 0.7 * (ranked[0]?.score ?? 0));
-  const best = good.map(({ hit }) => hit);
+  const ranked = hits
+    .map((hit) => ({ ...hit, score: score(hit) }))
+    .sort((a, b) => b.score - a.score);
+  const best = ranked.filter(({ score }) => score > 0.7 * (ranked[0]?.score ?? 0));
   const apart = best.filter((hit, i) => best.findIndex((other) => isNear(other, hit)) === i);
   return apart.slice(0, 3).map(({ file, line }) => ({ path: file, offset: Math.max(1, line - 3) }));
 }
