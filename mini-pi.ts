@@ -1518,8 +1518,10 @@ function searchReply(messages: ai.Message[], last: boolean): Reply {
     done.filter((m) => m.toolName === tool && m.isError === isError).map(textIn);
   const question = textIn(since[0]);
   const words = wordsOf(question);
-  const hits = results("search_files").flatMap(hitsIn);
-  const places = hits.length > 0 ? bestPlaces(hits, words) : introductions(results("list_files"));
+  const hits = results("search_files")
+    .map(hitsIn)
+    .filter((found) => found.length > 0);
+  const places = hits.length > 0 ? bestPlaces(hits) : introductions(results("list_files"));
   const turns = [firstCalls(question, words), places.map(readCall)];
   const calls = last ? [] : (turns[repliesIn(since).length] ?? []);
   if (calls.length > 0) return ai.fauxAssistantMessage(calls, { stopReason: "toolUse" });
@@ -1539,21 +1541,21 @@ const callOf = (name: string, args: ai.JsonObject) => ai.fauxToolCall(name, args
 const readCall = (place: { path: string; offset?: number }) =>
   callOf("read_file", { ...place, limit: 14 });
 
-/** Files that are named, each word, two of them in a line, definitions, and files named so. */
+/** Files that are named, each word, its definitions, two words in a line, and files named so. */
 function firstCalls(question: string, words: string[]): ai.ToolCall[] {
   const paths = question.match(/[\p{L}\p{N}_./-]+\.[a-z]\w{0,4}(?=$|[^\w(])/gu) ?? [];
   const named = [...new Set(paths.map((path) => path.replace(/^[ab]\//, "")))].slice(0, 4);
   const search = (pattern: string, where = {}) =>
     callOf("search_files", { pattern, ignoreCase: true, ...where });
-  const any = oneOf(words);
-  const patterns = [...words.map((word) => oneOf([word])), `${any}.*${any}`, DEFINES + any];
-  const telling = search(any, { glob: `*{${words.join(",")}}*` });
-  const searches = words.length > 0 ? [...patterns.map((one) => search(one)), telling] : [];
-  return [callOf("list_files", {}), ...named.map((path) => readCall({ path })), ...searches];
+  const plain = words.map((word) => word.replaceAll("$", "\\$"));
+  const any = `(${plain.join("|")})`;
+  const each = plain.flatMap((word) => [search(word), search(DEFINES + word)]);
+  const both = words.length > 1 ? [search(`${any}.*${any}`)] : [];
+  const files = words.length > 0 ? [search(any, { glob: `*{${words.join(",")}}*` })] : [];
+  const reads = named.map((path) => readCall({ path }));
+  return [callOf("list_files", {}), ...reads, ...each, ...both, ...files];
 }
 
-/** A pattern for one of the words. */
-const oneOf = (words: string[]) => `(?:${words.join("|").replaceAll("$", "\\$")})`;
 const NO_README = "There is no README or manifest.";
 const KINDS = "function|class|def|fn|func|interface|type|struct|enum|trait|const|let|var";
 const DEFINES = `\\b(?:${KINDS})\\s+\\w*`;
@@ -1581,41 +1583,34 @@ const STOP = new Set(
   who why will with work works you your`.split(/\s+/),
 );
 
-type Hit = { file: string; line: number; text: string };
+type Hit = { file: string; line: number };
 
 function hitsIn(result: string): Hit[] {
   let file = "";
   return result.split("\n").flatMap((row) => {
-    const [, line, text = ""] = /^(\d+): (.*)$/.exec(row) ?? [];
     if (!/^(\d+[:=-] |\[|\.\.\.)/.test(row)) file = row;
-    return line ? { file, line: Number(line), text } : [];
+    return /^\d+: /.test(row) ? { file, line: lineOf(row) } : [];
   });
 }
 
-const matches = ({ file, text }: Hit, word: string) =>
-  `${file} ${text}`.toLowerCase().includes(word.toLowerCase());
-
-/** The three places where most words meet; rare ones, definitions and file names count more. */
-function bestPlaces(hits: Hit[], words: string[]) {
-  const count = (word: string) => hits.filter((hit) => matches(hit, word)).length;
-  const weights = new Map(words.map((word) => [word, Math.log(1 + 200 / count(word))]));
-  const isNear = (a: Hit, b: Hit) => a.file === b.file && Math.abs(a.line - b.line) < 12;
+/** The three places that most searches agree on; the fewer lines one finds, the more it tells. */
+function bestPlaces(searches: Hit[][]) {
+  const far = 12;
+  const distance = (a: Hit, b: Hit) => (a.file === b.file ? Math.abs(a.line - b.line) : far);
   const score = (hit: Hit) => {
-    const near = hits.filter((other) => isNear(hit, other));
-    const met = words.filter((word) => near.some((other) => matches(other, word)));
-    const sum = met.reduce((total, word) => total + (weights.get(word) ?? 0), 0);
-    const defined = new RegExp(DEFINES + oneOf(words), "i").test(hit.text) ? 1.5 : 1;
-    const named = new RegExp(`${oneOf(words)}[^/]*$`, "i").test(hit.file) ? 1.5 : 1;
-    const prose = /test|spec|docs?\/|\.(md|lock|json|map)$|\.min\.|\.d\.ts$/i.test(hit.file);
-    return sum * defined * named * (prose ? 0.4 : 1);
+    const told = searches.map((hits) => {
+      const nearest = Math.min(far, ...hits.map((other) => distance(hit, other)));
+      return (1 - nearest / far) * Math.log(1 + 200 / hits.length);
+    });
+    return told.reduce((a, b) => a + b, 0) * (PROSE.test(hit.file) ? 0.4 : 1);
   };
-  const ranked = hits
-    .map((hit) => ({ ...hit, score: score(hit) }))
-    .sort((a, b) => b.score - a.score);
-  const best = ranked.filter(({ score }) => score > 0.7 * (ranked[0]?.score ?? 0));
-  const apart = best.filter((hit, i) => best.findIndex((other) => isNear(other, hit)) === i);
+  const ranked = searches.flat().map((hit) => ({ ...hit, score: score(hit) }));
+  ranked.sort((a, b) => b.score - a.score);
+  const best = ranked.filter(({ score }) => score > 0.6 * (ranked[0]?.score ?? 0));
+  const apart = best.filter((a, i) => best.findIndex((b) => distance(a, b) < far) === i);
   return apart.slice(0, 3).map(({ file, line }) => ({ path: file, offset: Math.max(1, line - 3) }));
 }
+const PROSE = /test|spec|docs?\/|\.(md|lock|json|map)$|\.min\.|\.d\.[mc]?ts$/i;
 
 function introductions(listings: string[]): { path: string; offset?: number }[] {
   const plain = listings.join("\n").replace(/ \(.*\)$/gm, "");
