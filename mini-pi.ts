@@ -326,13 +326,13 @@ const searchFiles = tool({
     const full = await insideRoot(agent, given || ".");
     if (!(await fs.lstat(full)).isDirectory())
       await withFile(full, relativeName(agent.root, full), async () => {});
-    const how = ["--crlf", `--context=${Math.min(context, 20)}`, `--regexp=${pattern}`];
-    const { args: where, left, isLeft } = await walk(agent, full, { glob, signal });
-    const args = [...how, ...(ignoreCase ? ["-i"] : []), ...where];
-    const find = (more: string[]) => search(agent.root, [...more, ...args], { isLeft, signal });
-    const { text, shown } = await find([]).catch(async (error) => {
+    const how = ["--crlf", ignoreCase ? "-i" : "-s", `--context=${Math.min(context, 20)}`];
+    const { args, left, isLeft } = await walk(agent, full, { glob, signal });
+    const find = (...more: string[]) =>
+      search(agent.root, [...how, ...more, `--regexp=${pattern}`, ...args], { isLeft, signal });
+    const { text, shown } = await find().catch(async (error) => {
       if (!/regex/.test(error.message) || /\\n/.test(pattern)) throw error;
-      const { text, shown } = await find(["--fixed-strings"]);
+      const { text, shown } = await find("--fixed-strings");
       return { text: `[no valid regular expression, so taken literally]\n${text}`, shown };
     });
     return { text: text + left, shown };
@@ -394,9 +394,10 @@ function wasMade({ messages, trimmed }: Agent, call: ai.ToolCall): boolean {
   const before = calls.slice(0, calls.indexOf(call)).filter((c) => key(c) === key(call));
   return before.some(({ id }) => {
     const at = messages.findIndex((m) => m.role === "toolResult" && m.toolCallId === id);
-    return at < 0 || (at >= trimmed && !/^(Not |You made)/.test(textIn(messages[at])));
+    return at < 0 || (at >= trimmed && !NOT_RUN.test(textIn(messages[at])));
   });
 }
+const NOT_RUN = /^(Not run: |Not shown: |You made this call)/;
 
 /** Runs the calls of a reply side by side, or refuses them all; records their results in order. */
 async function answerCalls(agent: Agent, run: Run, reply: Reply, refusal: string) {
@@ -405,18 +406,17 @@ async function answerCalls(agent: Agent, run: Run, reply: Reply, refusal: string
     const why = i < MAX_CALLS ? refusal : `Not run: more than ${MAX_CALLS} calls in one reply.`;
     return why ? resultOf(call, { text: why }, true) : runTool(agent, call, run.signal);
   });
-  const results = await Promise.all(pending);
   let room = Math.min(TURN_BYTES, 1.5 * agent.model.contextWindow);
-  for (const [i, result] of results.entries()) {
+  const results = (await Promise.all(pending)).map((result, i) => {
     room -= Buffer.byteLength(textIn(result));
-    if (room < 0 && i > 0) Object.assign(result, { content: NOT_SHOWN, details: undefined });
-    record(agent, result);
-  }
+    return room < 0 && i > 0 ? { ...result, content: NOT_SHOWN, details: undefined } : result;
+  });
+  for (const result of results) record(agent, result);
   return results;
 }
 const MAX_CALLS = 50;
 const TURN_BYTES = 256 * 1024;
-const NOT_SHOWN = [{ type: "text", text: "Not shown: too much at once. Ask again, for less." }];
+const NOT_SHOWN = [{ type: "text" as const, text: "Not shown: too much at once. Ask for less." }];
 
 const callsIn = ({ content }: Reply) => content.filter((block) => block.type === "toolCall");
 const repliesIn = (messages: ai.Message[]) => messages.filter((m) => m.role === "assistant");
@@ -453,8 +453,8 @@ export async function runAgent(agent: Agent, question: string): Promise<Outcome>
       case "stop": {
         if (limit) return end(agent, run, "limit", limit);
         if (agent.queue.length > 0) continue;
-        const [demand, flaw] = await flawIn(agent, run);
-        if (!demand || said(agent, run, demand)) return end(agent, run, flaw && "incomplete", flaw);
+        const { demand, ended, message } = await verdict(agent, run);
+        if (!demand || said(agent, run, demand)) return end(agent, run, ended, message);
         say(agent, demand);
         continue;
       }
@@ -515,12 +515,12 @@ const whyFailed = ({ errorMessage, stopReason }: Reply) =>
 const isRefusal = ({ rawStopReason = "" }: Reply) =>
   /refus|filter|safety|sensitive|prohibited|blocklist|recitation|spii/i.test(rawStopReason);
 
-async function end(agent: Agent, run: Run, ended: Outcome["ended"] | "" = "", message = "") {
+async function end(agent: Agent, run: Run, ended: Outcome["ended"], message: string) {
   const messages = agent.messages.slice(run.from);
   const answer = answerIn(messages);
   const sources = await checkSources(agent, answer);
   const totals = { usage: totalsOf(messages), turns: repliesIn(messages).length };
-  const outcome: Outcome = { ended: ended || "answered", message, answer, sources, ...totals };
+  const outcome: Outcome = { ended, message, answer, sources, ...totals };
   agent.emit({ type: "agent_end", messages, willRetry: false, ...outcome });
   return outcome;
 }
@@ -538,19 +538,20 @@ function answerIn(messages: ai.Message[]): string {
   return answer.trim();
 }
 
-/** What to demand of the model, once, to better its answer, and what the answer is without that. */
-async function flawIn(agent: Agent, run: Run): Promise<[demand: string, flaw: string]> {
+/** How a reply without calls ends the question, and what to demand, once, for a better one. */
+async function verdict(agent: Agent, run: Run) {
+  const no = (message: string, demand = "") => ({ ended: "incomplete", message, demand }) as const;
   const [before, last = ""] = agent.messages.slice(-2).map(textIn);
-  if (!last.trim() && before !== GO_ON) return [NO_ANSWER, "no answer came"];
+  if (!last.trim() && before !== GO_ON) return no("no answer came", NO_ANSWER);
   if (PRINTED_CALL.test(last) && agent.tools.some(({ name }) => last.includes(name)))
-    return ["", NO_CALLS];
+    return no("this model prints its tool calls instead of making them: take another one");
   const sources = await checkSources(agent, answerIn(agent.messages.slice(run.from)));
   const wrong = sources.filter(({ state }) => state === "wrong").map(describeSource);
-  return [wrong.length > 0 ? [WRONG_SOURCES, ...wrong].join("\n") : "", ""];
+  const demand = wrong.length > 0 ? [WRONG_SOURCES, ...wrong].join("\n") : "";
+  return { ended: "answered", message: "", demand } as const;
 }
 const NO_ANSWER = "Your reply was empty. Answer the question now.";
 const WRONG_SOURCES = "These sources of yours are wrong. Give the whole answer again, corrected:";
-const NO_CALLS = "this model prints its tool calls instead of making them: take another one";
 const PRINTED_CALL =
   /^\s*(```\w*\s*)?(<function|\[?\{\s*"(name|tool|type|function)")|<tool_call>\s*\{/;
 
@@ -1829,7 +1830,6 @@ A last argument - adds what stdin holds to the question. Without a question it i
 stdin; on a terminal, a conversation starts. Exit codes: 0 answered; 1 the model could not be
 asked; 2 the call is wrong; 3 ended without a full answer; 130 interrupted; 143 terminated.
 `;
-const VERSION = "0.1.0\n";
 
 /** The options, as HELP has them, and the other arguments. Throws what the user did wrong. */
 function parseOptions(args: string[]) {
@@ -1840,16 +1840,13 @@ function parseOptions(args: string[]) {
     const { values, positionals } = parseArgs({ args, options, allowPositionals: true });
     return { value: (name: string) => values[name]?.toString(), positionals };
   } catch (error) {
-    const [line = ""] = String(error)
-      .replace(/^.*?: /, "")
-      .split(/\n|\.(?: |$)/);
-    throw new UserError(`${line}; --help lists the options`);
+    const [reason] = /(?<=: ).*?(?=\. |\.?$)/m.exec(String(error)) ?? [];
+    throw new UserError(`${reason}; --help lists the options`);
   }
 }
 
-function positive(name: string, value: string | undefined, usual: number): number {
-  const number = Number(value ?? usual);
-  if (number > 0 && value !== "") return number;
+function positive(name: string, value: string): number {
+  if (Number(value) > 0) return Number(value);
   throw new UserError(`--${name} takes a number above 0`);
 }
 
@@ -1910,8 +1907,8 @@ function exitCodeOf({ ended, sources }: Outcome, signal: AbortSignal, strict: bo
 async function main(args: string[]): Promise<number | undefined> {
   const { value, positionals } = parseOptions(args);
   const [directory, ...asked] = positionals;
-  if (value("help") ?? value("version")) process.stdout.write(value("help") ? HELP : VERSION);
-  if (value("help") ?? value("version")) return 0;
+  if (value("help")) return void process.stdout.write(HELP);
+  if (value("version")) return void process.stdout.write("0.1.0\n");
   const keys = path.join(import.meta.dirname, ".env");
   if (disk.existsSync(keys)) process.loadEnvFile(keys);
   // The providers' libraries would log to stdout.
@@ -1920,18 +1917,17 @@ async function main(args: string[]): Promise<number | undefined> {
   if (directory === undefined) throw new UserError("name a directory; --help shows how");
   const thinking = LEVELS.find((level) => level === (value("thinking") ?? "medium"));
   if (!thinking) throw new UserError(`--thinking is one of ${LEVELS.join(", ")}`);
-  const turns = positive("max-turns", value("max-turns"), 50);
-  const ms = 1000 * positive("timeout", value("timeout"), 1800);
-  const cost = positive("max-cost", value("max-cost"), Number.POSITIVE_INFINITY);
-  const limits = { turns, ms, cost };
+  const turns = positive("max-turns", value("max-turns") ?? "50");
+  const ms = 1000 * positive("timeout", value("timeout") ?? "1800");
+  const cost = positive("max-cost", value("max-cost") ?? "Infinity");
   const name = value("model") ?? (process.env.MINI_PI_MODEL || undefined);
   const choice = await findModel(name, value("base-url"));
-  const agent = await createAgent(directory, { ...choice, thinking, limits, signal: stopSignal() });
-  const { signal } = agent;
+  const [limits, signal] = [{ turns, ms, cost }, stopSignal()];
+  const agent = await createAgent(directory, { ...choice, thinking, limits, signal });
   const question = asked.length > 0 || !process.stdin.isTTY ? await readQuestion(asked) : undefined;
-  const isKept = value("no-session") === undefined;
-  const file = value("session") ?? (isKept && sessionFile(agent, value("continue") !== undefined));
-  const keep = isKept && file ? saveSession(agent, file) : () => {};
+  const usual = () => value("session") ?? sessionFile(agent, value("continue") !== undefined);
+  const file = value("no-session") ? undefined : usual();
+  const keep = file ? saveSession(agent, file) : () => {};
   const print = value("json") ? printJson(agent) : printText(value("quiet") !== undefined);
   agent.emit = (event) => {
     keep(event);
