@@ -26,7 +26,7 @@ import { createHash, randomUUID } from "node:crypto";
 import { once } from "node:events";
 import * as disk from "node:fs";
 import * as fs from "node:fs/promises";
-import { homedir } from "node:os";
+import { constants, homedir } from "node:os";
 import path from "node:path";
 import type { Interface } from "node:readline";
 import { text as textOf } from "node:stream/consumers";
@@ -569,12 +569,8 @@ function totalsOf(messages: ai.Message[]): Totals {
 // --- Walking and searching ---------------------------------------------------------------------
 
 /** ripgrep's last arguments: the place to walk, and what is never walked. */
-const placeArgs = (root: string, full = root) => [
-  "--glob=!.git",
-  "--glob=!node_modules",
-  "--",
-  `./${path.relative(root, full)}`,
-];
+const placeArgs = (root: string, full = root) => [...NEVER, `./${path.relative(root, full)}`];
+const NEVER = ["--glob=!.git", "--glob=!node_modules", "--"];
 
 /** Starts ripgrep in `root`; `log` is what it said of its walk, once it has ended. */
 function ripgrep(root: string, args: string[], signal = AbortSignal.timeout(TOOL_MS)) {
@@ -638,18 +634,18 @@ type How = { glob?: string | undefined; signal: AbortSignal };
  * finds what they leave out, with --debug: the only way to learn it.
  */
 async function walk({ root }: Agent, full: string, { glob = "", signal }: How) {
-  const [below, isTop] = [relativeName(root, full), full === root];
+  const below = relativeName(root, full);
   const rulesIn = (at: string) =>
     [`${at}/.gitignore`, `${at}/.ignore`].filter((file) => disk.existsSync(file));
   let start = full;
   for (let at = path.dirname(full); isInside(root, at) && at !== root; at = path.dirname(at))
     if (rulesIn(at).length > 0) start = at;
-  const rules = isTop ? [] : rulesIn(root).map((file) => `--ignore-file=${file}`);
+  const rules = full === root ? [] : rulesIn(root).map((file) => `--ignore-file=${file}`);
   const [usual, place] = [[...rules, ...globsOf(glob, below)], placeArgs(root, full)];
   const all = { args: ["--debug", ...usual, ...place], left: "", isLeft: () => false };
   if (!glob && start === full) return all;
   const known = await filesBelow(root, ["--debug", ...rules, ...placeArgs(root, start)], signal);
-  const isBelow = (file: string) => isTop || `${file}/`.startsWith(`${below}/`);
+  const isBelow = (file: string) => isInside(full, path.join(root, file));
   // A directory that is ignored itself is walked if it is named.
   if (!known.files.some(isBelow)) return all;
   const files = new Set(known.files);
@@ -799,14 +795,13 @@ const UTF16 = /^(\xff\xfe|\xfe\xff)/;
 const isBinary = (head: string) => !UTF16.test(head) && /\0|^%PDF-/.test(head);
 
 /** The first lines of a file; nothing if no search may show it: it holds secrets, or no text. */
-const sourceOf = (root: string, at: RgText): Promise<string[] | undefined> =>
+function sourceOf(root: string, at: RgText): Promise<string[] | undefined> {
   // By its bytes: a name that is no UTF-8 cannot be opened by what is shown of it.
-  withFile(
-    Buffer.concat([Buffer.from(`${root}${path.sep}`), rgBytes(at)]),
-    rgText(at).slice(2),
-    async (file, head) =>
-      isBinary(head) ? undefined : `${await bytesOf(file, SOURCE_BYTES)}`.split("\n"),
-  ).catch(() => undefined);
+  const full = Buffer.concat([Buffer.from(`${root}${path.sep}`), rgBytes(at)]);
+  const read = async (file: fs.FileHandle, head: string) =>
+    isBinary(head) ? undefined : `${await bytesOf(file, SOURCE_BYTES)}`.split("\n");
+  return withFile(full, rgText(at).slice(2), read).catch(() => undefined);
+}
 
 /** The first bytes of a file. */
 async function bytesOf(file: fs.FileHandle, most: number): Promise<Buffer> {
@@ -851,10 +846,8 @@ function parseJson(text: string) {
   }
 }
 
-type Page = { lines: string[]; total: number; note: string };
-
 /** Lines from `first` on, as far as so many bytes hold, and how many there are: "\n" ends one. */
-async function pageOf(chunks: Chunks, first: number, bytes: number): Promise<Page> {
+async function pageOf(chunks: Chunks, first: number, bytes: number) {
   let room = bytes;
   const kept: Buffer[] = [];
   let [ended, open] = [0, false];
@@ -1080,8 +1073,7 @@ async function ask(agent: Agent, run: Run, toolChoice: ai.ToolChoice) {
 
 /** A reply in the shape the loop relies on: calls mean "toolUse", and each has an id of its own. */
 function settled({ messages }: Agent, reply: Reply): Reply {
-  const calls = repliesIn(messages).flatMap(callsIn);
-  const used = new Set(calls.map(({ id }) => id));
+  const used = new Set(repliesIn(messages).flatMap((reply) => callsIn(reply).map(({ id }) => id)));
   const content = reply.content.map((block) => {
     if (block.type !== "toolCall") return block;
     const { argumentsError, ...call } = block;
@@ -1155,19 +1147,16 @@ const ADVICE = [
  * the provider's prompt cache is lost.
  */
 export function trimContext(agent: Agent): ai.Message[] {
+  const isBlank = (m: ai.Message, i: number) => m.role === "toolResult" && i < agent.trimmed;
+  const sent = () => agent.messages.map((m, i) => (isBlank(m, i) ? { ...m, content: BLANK } : m));
   const { contextWindow } = agent.model;
-  const { tokens } = estimateContextTokens(sentMessages(agent));
+  const { tokens } = estimateContextTokens(sent());
   if (tokens > TRIM_ABOVE * contextWindow) blankOldest(agent, tokens - TRIM_TO * contextWindow);
-  return sentMessages(agent);
+  return sent();
 }
 const TRIM_ABOVE = 0.75;
 const TRIM_TO = 0.4;
 const BLANK = [{ type: "text" as const, text: "[removed to save space; call again if needed]" }];
-
-function sentMessages({ messages, trimmed }: Agent): ai.Message[] {
-  const blank = (m: ai.Message, i: number) => m.role === "toolResult" && i < trimmed;
-  return messages.map((m, i) => (blank(m, i) ? { ...m, content: BLANK } : m));
-}
 
 /** Blanks results, the oldest first and never the newest turn's; whether there were any left. */
 function blankOldest(agent: Agent, tokens: number): boolean {
@@ -1216,8 +1205,8 @@ function ledgerOf(messages: ai.Message[]): Lines {
   const ledger: Lines = Object.create(null);
   for (const message of messages.filter((m) => m.role === "toolResult")) {
     const { shown = {} }: { shown?: Lines } = Object(message.details);
-    for (const name of Object.keys(shown))
-      ledger[name] = [ledger[name] ?? [], shown[name] ?? []].flat();
+    for (const [name, lines] of Object.entries(shown))
+      ledger[name] = [...(ledger[name] ?? []), ...lines];
   }
   return ledger;
 }
@@ -1375,9 +1364,8 @@ function makeDirectory(directory: string): void {
 }
 
 const now = () => new Date().toISOString();
-function headerOf({ id, root }: Agent) {
-  return { type: "session", version: 3, id, timestamp: now(), cwd: root };
-}
+const headerOf = ({ id, root }: Agent) =>
+  ({ type: "session", version: 3, id, timestamp: now(), cwd: root }) as const;
 
 /** Where a conversation is kept by default: a new file, the last one, or none inside of `root`. */
 function sessionFile({ root, id }: Agent, last: boolean): string | undefined {
@@ -1435,9 +1423,7 @@ export async function findModel(name?: string, baseUrl?: string): Promise<Choice
   const model = known ?? localModel(models, name ?? "", baseUrl);
   const { provider } = model;
   const auth = await models.checkAuth(provider);
-  const keys = await keyNames(models, provider);
-  if (!auth && !keys) throw new UserError(`${provider} needs a login that mini-pi does not have`);
-  if (!auth) throw new UserError(`no key for ${provider}: set ${keys}`);
+  if (!auth) throw new UserError(await whyNoKey(models, provider));
   const stream: Agent["stream"] = (...request) => models.streamSimple(...request);
   return { model: baseUrl ? { ...model, baseUrl } : model, stream, keyName: auth.source ?? "" };
 }
@@ -1459,13 +1445,14 @@ async function firstWithKey(models: ai.Models, candidates: Model[]): Promise<Mod
   return candidates[0];
 }
 
-/** The variables that may hold a provider's key: it is asked, and what it asks for is noted. */
-async function keyNames(models: ai.Models, provider: string): Promise<string> {
+/** Names the variables that may hold a provider's key: it is asked, and what it asks for is noted. */
+async function whyNoKey(models: ai.Models, provider: string): Promise<string> {
   const names: string[] = [];
   const ctx = { env: async (name: string) => void names.push(name), fileExists: async () => false };
   const { signal } = new AbortController();
   await models.getProvider(provider)?.auth.apiKey?.resolve({ ctx, signal });
-  return names.sort().join(" or ");
+  if (names.length === 0) return `${provider} needs a login that mini-pi does not have`;
+  return `no key for ${provider}: set ${names.sort().join(" or ")}`;
 }
 
 /** A model that no catalogue has, at an OpenAI-compatible server: Ollama, llama.cpp, vLLM, ... */
@@ -1473,8 +1460,8 @@ function localModel(models: ai.MutableModels, id: string, baseUrl = ""): Model {
   const cost = { input: 0, output: 0, cacheRead: 0, cacheWrite: 0 };
   const limits = { contextWindow: LOCAL_WINDOW, maxTokens: LOCAL_WINDOW / 4, reasoning: false };
   const named = { id, name: id, provider: "local", api: "openai-completions", baseUrl } as const;
-  const fields = { maxTokensField: "max_tokens", supportsStore: false } as const;
-  const compat = { ...fields, supportsDeveloperRole: false };
+  const maxTokensField = "max_tokens" as const;
+  const compat = { maxTokensField, supportsStore: false, supportsDeveloperRole: false };
   const model = { ...named, ...limits, cost, compat, input: ["text" as const] };
   const auth = { apiKey: process.env.MINI_PI_API_KEY || "none" };
   const apiKey = { name: "local", resolve: async () => ({ auth, source: "MINI_PI_API_KEY" }) };
@@ -1738,8 +1725,9 @@ function withoutPartial(update: ai.AssistantMessageEvent): object {
 async function converse(agent: Agent, baseUrl?: string): Promise<void> {
   // 3 MB that a single question does not need.
   const { createInterface } = await import("node:readline");
-  const terminal = createInterface({ input: process.stdin, output: process.stderr });
   const quit = agent.signal;
+  const { stdin: input, stderr: output } = process;
+  const terminal = createInterface({ input, output, signal: quit });
   let open = true;
   let stop = new AbortController();
   let work: Promise<void> | undefined;
@@ -1769,13 +1757,12 @@ async function converse(agent: Agent, baseUrl?: string): Promise<void> {
     else if (terminal.line) terminal.write(null, { ctrl: true, name: "u" });
     else terminal.close();
   });
-  quit.addEventListener("abort", () => terminal.close());
   note(`${agent.model.provider}/${agent.model.id} on ${agent.root}; /help tells more`);
-  process.stderr.write(BRACKETED_PASTE.on);
+  output.write(BRACKETED_PASTE.on);
   prompt();
   await once(terminal, "close");
   open = false;
-  process.stderr.write(BRACKETED_PASTE.off);
+  output.write(BRACKETED_PASTE.off);
   await work;
 }
 /** Each line that is typed; what is pasted is one, whatever the lines in it. */
@@ -1880,14 +1867,13 @@ const stopped = (exitCode: number) =>
 /** Aborts at Ctrl-C, SIGTERM or a closed pipe; a second Ctrl-C, or a second's wait, ends all. */
 function stopSignal(): AbortSignal {
   const stop = new AbortController();
-  const on = (name: NodeJS.Signals, code: number) =>
+  for (const name of ["SIGINT", "SIGTERM"] as const)
     process.on(name, () => {
+      const code = 128 + constants.signals[name];
       if (stop.signal.aborted) process.exit(code);
       stop.abort(stopped(code));
       setTimeout(() => process.exit(code), 900).unref();
     });
-  on("SIGINT", 130);
-  on("SIGTERM", 143);
   process.stderr.on("error", () => {});
   process.stdout.on("error", ({ code, message }: NodeJS.ErrnoException) => {
     stop.abort(stopped(3));
@@ -1925,8 +1911,8 @@ async function main(args: string[]): Promise<number | undefined> {
   const [limits, signal] = [{ turns, ms, cost }, stopSignal()];
   const agent = await createAgent(directory, { ...choice, thinking, limits, signal });
   const question = asked.length > 0 || !process.stdin.isTTY ? await readQuestion(asked) : undefined;
-  const usual = () => value("session") ?? sessionFile(agent, value("continue") !== undefined);
-  const file = value("no-session") ? undefined : usual();
+  const place = () => value("session") ?? sessionFile(agent, value("continue") !== undefined);
+  const file = value("no-session") ? undefined : place();
   const keep = file ? saveSession(agent, file) : () => {};
   const print = value("json") ? printJson(agent) : printText(value("quiet") !== undefined);
   agent.emit = (event) => {
