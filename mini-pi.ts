@@ -35,6 +35,7 @@ import { type ParseArgsConfig, parseArgs, styleText } from "node:util";
 import * as ai from "@earendil-works/pi-ai";
 import { openAICompletionsApi } from "@earendil-works/pi-ai/api/openai-completions.lazy";
 import { builtinModels } from "@earendil-works/pi-ai/providers/all";
+import { raceWithAbortSignal } from "@earendil-works/pi-ai/utils/abort";
 import { estimateContextTokens, estimateMessageTokens } from "@earendil-works/pi-ai/utils/estimate";
 import { bool, int, obj, opt, type Static, str } from "@earendil-works/pi-schema";
 import { rgPath } from "@vscode/ripgrep";
@@ -217,8 +218,7 @@ const listFiles = tool({
     if (!(await fs.lstat(full)).isDirectory()) throw new Error("That is a file: use read_file.");
     const entries = await entriesIn(full);
     const isPreviewed = entries.filter(isDirectory).length <= MAX_PREVIEWS;
-    const describe = (entry: string) =>
-      describeEntry(agent.root, path.join(full, entry), isPreviewed);
+    const describe = (entry: string) => entryLine(agent.root, path.join(full, entry), isPreviewed);
     const lines = await Promise.all(entries.slice(0, MAX_ENTRIES).map(describe));
     return { text: listing(lines, entries.length, "(empty directory)") };
   },
@@ -254,7 +254,7 @@ function fitting(lines: string[], bytes: number): string[] {
 }
 
 /** One line about an entry. Nothing is opened: opening a FIFO blocks for good. */
-async function describeEntry(root: string, full: string, isPreviewed: boolean): Promise<string> {
+async function entryLine(root: string, full: string, isPreviewed: boolean): Promise<string> {
   const name = relativeName(root, full);
   const state = await fs.lstat(full).catch(() => undefined);
   if (state?.isDirectory()) {
@@ -371,9 +371,7 @@ async function execute(agent: Agent, call: ai.ToolCall, signal: AbortSignal): Pr
   signal.throwIfAborted();
   // A tool may end its time with what it found; a second later, it is left to itself.
   const within = (ms: number) => AbortSignal.any([signal, AbortSignal.timeout(ms)]);
-  const late = within(TOOL_MS + 1000);
-  const left = once(late, "abort").then(() => Promise.reject(late.reason));
-  return Promise.race([left, tool.execute(agent, args, within(TOOL_MS))]);
+  return raceWithAbortSignal(tool.execute(agent, args, within(TOOL_MS)), within(TOOL_MS + 1000));
 }
 const TOOL_MS = 30_000;
 const MADE_ALREADY = "You made this call already; its result is above.";
@@ -527,11 +525,9 @@ async function end(agent: Agent, run: Run, ended: Outcome["ended"], message: str
 
 /** The answer as far as there is one: the last text that led to no call, and the parts before. */
 function answerIn(messages: ai.Message[]): string {
-  const isFailed = ({ stopReason, rawStopReason }: Reply) =>
+  const isVoid = ({ stopReason, rawStopReason }: Reply) =>
     stopReason === "toolUse" || (stopReason === "error" && rawStopReason === undefined);
-  let at = messages.findLastIndex(
-    (m) => m.role === "assistant" && textIn(m).trim() && !isFailed(m),
-  );
+  let at = messages.findLastIndex((m) => m.role === "assistant" && textIn(m).trim() && !isVoid(m));
   let answer = textIn(messages[at]);
   for (; textIn(messages[at - 1]) === GO_ON && messages[at - 2]?.role === "assistant"; at -= 2)
     answer = textIn(messages[at - 2]) + answer;
@@ -604,11 +600,10 @@ async function filesBelow(root: string, args: string[], signal?: AbortSignal) {
 }
 
 /** All files that a walk of the root finds in so many ms. Does not throw. */
-const allFiles = (root: string, ms: number): Promise<string[]> =>
-  filesBelow(root, placeArgs(root), AbortSignal.timeout(ms)).then(
-    ({ files }) => files,
-    () => [],
-  );
+async function allFiles(root: string, ms: number): Promise<string[]> {
+  const walk = filesBelow(root, placeArgs(root), AbortSignal.timeout(ms));
+  return (await walk.catch(() => undefined))?.files ?? [];
+}
 
 /**
  * The ignored places in a log, and a line for the model on all that was left out. It names places
@@ -702,7 +697,8 @@ async function search(root: string, args: string[], filter: Filter): Promise<Too
   }
   if (isFull()) kill();
   const [, error] = RG_ERROR.exec(await log) ?? [];
-  if (error && matches === 0) throw new Error(cut(error.replace(ADVICE_ON_LINES, LINEWISE), 500));
+  if (error && matches === 0)
+    throw new Error(cut(error.replace(/\n\nConsider[\s\S]*/, LINEWISE), 500));
   if (error) add(`[${error}]`);
   if (Object.keys(shown).some((file) => /\.ipynb$/i.test(file))) add(RAW_NOTEBOOK);
   if (filter.signal.aborted) add("[stopped for its time; this is what was found so far]");
@@ -727,7 +723,6 @@ const MAX_MATCHES = 100;
 const MATCHES_A_FILE = 40;
 const RG_ERROR =
   /^rg: ((?:regex parse error|the literal)[\s\S]*|error parsing glob.*|spawn .*|the search .*)/m;
-const ADVICE_ON_LINES = /\n\nConsider[\s\S]*/;
 const LINEWISE = ": search for one line at a time";
 const RAW_NOTEBOOK = "[lines of an .ipynb are those of its JSON, not those that read_file shows]";
 const SEARCH_BYTES = 20 * 1024;
@@ -1796,8 +1791,7 @@ export const HELP = `Usage: node mini-pi.ts [options] <dir> ["<question>"] [-]
 
   -m, --model <provider/id>   the model to ask (default: $MINI_PI_MODEL, else the first provider
                               with a key, else offline)
-      --base-url <url>        send the requests there: a proxy, or a local OpenAI-compatible
-                              server
+      --base-url <url>        send the requests there: a proxy, or a local OpenAI-compatible server
       --thinking <level>      off, minimal, low, medium, high, xhigh or max (default: medium,
                               where the model can think)
       --max-turns <n>         stop asking the model after n replies (default: 50)
