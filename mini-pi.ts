@@ -196,8 +196,8 @@ const text = (description: string) => opt(str({ description }));
 const count = (description: string) => opt(int({ minimum: 0, description }));
 const WHERE = { path: text("default: ."), glob: text("such as **/*.ts") };
 const LINES = { offset: count("first line"), limit: count("at most 400") };
+const MATCH = { pattern: str(), ignoreCase: opt(bool()), context: count("lines around") };
 const PAGE = { path: str(), ...LINES, ranges: text("several, such as 10-40,90-120") };
-const MATCH = { pattern: str(), ignoreCase: opt(bool()) };
 
 /** Types `execute` by the schema beside it. */
 function tool<P extends object>(definition: AgentTool<P>): AgentTool<P> {
@@ -321,7 +321,7 @@ const searchFiles = tool({
   name: "search_files",
   description:
     'Find the lines that match a regular expression, and what they stand in ("9= class A").',
-  parameters: obj({ ...MATCH, ...WHERE, context: count("lines around") }),
+  parameters: obj({ ...MATCH, ...WHERE }),
   async execute(agent, { pattern, path: given, glob, context = 0, ignoreCase }, signal) {
     const full = await insideRoot(agent, given || ".");
     if (!(await fs.lstat(full)).isDirectory())
@@ -387,13 +387,13 @@ function resultOf(call: ai.ToolCall, output: ToolOutput, isError = false): Resul
 /** Whether the same call was made since the user spoke, and its result still stands. */
 function wasMade({ messages, trimmed }: Agent, call: ai.ToolCall): boolean {
   const key = (c: ai.ToolCall) => JSON.stringify([c.name, c.arguments]);
-  const spoken = messages.findLastIndex((m) => m.role === "user");
-  const calls = repliesIn(messages.slice(spoken + 1)).flatMap(callsIn);
-  const before = calls.slice(0, calls.indexOf(call)).filter((c) => key(c) === key(call));
-  return before.some(({ id }) => {
-    const at = messages.findIndex((m) => m.role === "toolResult" && m.toolCallId === id);
-    return at < 0 || (at >= trimmed && !NOT_RUN.test(textIn(messages[at])));
-  });
+  const since = messages.slice(messages.findLastIndex((m) => m.role === "user") + 1);
+  const same = repliesIn(since)
+    .flatMap(callsIn)
+    .filter((c) => key(c) === key(call));
+  const results = messages.slice(trimmed).filter((m) => m.role === "toolResult");
+  const standing = results.filter((m) => !NOT_RUN.test(textIn(m))).map((m) => m.toolCallId);
+  return same.some(({ id }) => standing.includes(id));
 }
 const NOT_RUN = /^(Not run: |Not shown: |You made this call)/;
 
@@ -1726,24 +1726,23 @@ async function converse(agent: Agent, baseUrl?: string): Promise<void> {
   let open = true;
   let stop = new AbortController();
   let work: Promise<void> | undefined;
-  const ask = async (question: string): Promise<void> => {
+  /** Asks this, or what is queued, and so on until there is nothing to ask. */
+  const next = async (question = agent.queue.splice(0).join("\n")): Promise<void> => {
+    if (!question) work = undefined;
+    // What is half typed while it works goes on where it stands.
+    if (!question) return open ? terminal.prompt(true) : undefined;
     stop = new AbortController();
     agent.signal = AbortSignal.any([quit, stop.signal]);
     await runAgent(agent, question);
-  };
-  const prompt = async (): Promise<void> => {
-    if (agent.queue.length > 0) return ask(agent.queue.splice(0).join("\n")).then(prompt);
-    work = undefined;
-    // What is half typed while it works goes on where it stands.
-    if (open) terminal.prompt(true);
+    return next();
   };
   const hear = (text: string) => {
     if (text === "/exit") terminal.close();
     else if (work && text.startsWith("/")) note("Not while it works: Ctrl-C stops it.");
     else if (work && text) note(`queued (${agent.queue.push(text)})`);
-    else if (text.startsWith("/")) work = command(agent, text, baseUrl).then(prompt);
-    else if (text) work = ask(text).then(prompt);
-    else if (!work) prompt();
+    else if (text.startsWith("/")) work = command(agent, text, baseUrl).then(() => next());
+    else if (text) work = next(text);
+    else if (!work) next();
   };
   hearLines(terminal, hear);
   terminal.on("SIGINT", () => {
@@ -1754,7 +1753,7 @@ async function converse(agent: Agent, baseUrl?: string): Promise<void> {
   });
   note(`${agent.model.provider}/${agent.model.id} on ${agent.root}; /help tells more`);
   output.write(BRACKETED_PASTE.on);
-  prompt();
+  next();
   await once(terminal, "close");
   open = false;
   output.write(BRACKETED_PASTE.off);
