@@ -332,8 +332,9 @@ const searchFiles = tool({
       search(agent.root, [...how, ...more, `--regexp=${pattern}`, ...args], { isLeft, signal });
     const { text, shown } = await find().catch(async (error) => {
       if (!/regex/.test(error.message) || /\\n/.test(pattern)) throw error;
+      const [, why = ""] = /^error: (.*)$/m.exec(error.message) ?? [];
       const { text, shown } = await find("--fixed-strings");
-      return { text: `[no valid regular expression, so taken literally]\n${text}`, shown };
+      return { text: `[no valid regular expression (${why}), so taken literally]\n${text}`, shown };
     });
     return { text: text + left, shown };
   },
@@ -388,12 +389,13 @@ function resultOf(call: ai.ToolCall, output: ToolOutput, isError = false): Resul
 function wasMade({ messages, trimmed }: Agent, call: ai.ToolCall): boolean {
   const key = (c: ai.ToolCall) => JSON.stringify([c.name, c.arguments]);
   const since = messages.slice(messages.findLastIndex((m) => m.role === "user") + 1);
-  const same = repliesIn(since)
-    .flatMap(callsIn)
-    .filter((c) => key(c) === key(call));
-  const results = messages.slice(trimmed).filter((m) => m.role === "toolResult");
-  const standing = results.filter((m) => !NOT_RUN.test(textIn(m))).map((m) => m.toolCallId);
-  return same.some(({ id }) => standing.includes(id));
+  const calls = repliesIn(since).flatMap(callsIn);
+  const before = calls.slice(0, calls.indexOf(call)).filter((c) => key(c) === key(call));
+  const isGone = (m: ai.Message, i: number) => i < trimmed || NOT_RUN.test(textIn(m));
+  const gone = messages
+    .filter(isGone)
+    .flatMap((m) => (m.role === "toolResult" ? m.toolCallId : []));
+  return before.some(({ id }) => !gone.includes(id));
 }
 const NOT_RUN = /^(Not run: |Not shown: |You made this call)/;
 
@@ -612,9 +614,10 @@ async function allFiles(root: string, ms: number): Promise<string[]> {
 function leftOut(log: string): { ignored: string[]; left: string } {
   // A link that is not followed is no place that is left out.
   const walked = log.replace(/^rg: DEBUG.*: failed to pass .*\n/gm, "");
-  const places = walked.match(/(?<=ignoring \.\/)[\s\S]*?(?=: Ignore\()/g) ?? [];
+  const places = walked.match(/(?<=ignoring \.\/)(?:(?!\nrg: )[\s\S])*?(?=: Ignore\()/g) ?? [];
   const ignored = places.filter((place) => !/(^|\/)\.git$/.test(place));
-  const unreadable = log.match(/(?<=^rg: \.\/).*?(?=: .*\(os error \d+\)$)/gm) ?? [];
+  // A pipe that is broken is ours, closed at the bound of a search.
+  const unreadable = log.match(/(?<=^rg: \.\/).*?(?=: (?!Broken pipe).*\(os error \d+\)$)/gm) ?? [];
   const names = [...new Set([...unreadable, ...ignored])].map(shortly);
   const some = names.slice(0, 6).join(", ") + (names.length > 6 ? `, ... (${names.length})` : "");
   return { ignored, left: some && `\n[left out, as ignored or unreadable: ${some}]` };
@@ -687,7 +690,8 @@ async function search(root: string, args: string[], filter: Filter): Promise<Too
     if (type === "begin")
       source = filter.isLeft(name) ? undefined : await sourceOf(root, data.path);
     if (type === "summary") searched = data.stats.searches;
-    if (type === "end" && all > inFile && inFile) add(`[${all} matches in this file]`);
+    if (type === "end" && all > inFile && inFile)
+      add(`[first ${inFile} of ${all} matches in this file]`);
     if (!at || isFull() || inFile >= MATCHES_A_FILE || !source) continue;
     if (type === "match") [matches, inFile] = [matches + 1, inFile + 1];
     for (const above of definitionsAround(source, at))
@@ -702,7 +706,8 @@ async function search(root: string, args: string[], filter: Filter): Promise<Too
   if (error) add(`[${error}]`);
   if (Object.keys(shown).some((file) => /\.ipynb$/i.test(file))) add(RAW_NOTEBOOK);
   if (filter.signal.aborted) add("[stopped for its time; this is what was found so far]");
-  else if (matches === 0) add(`No match in ${searched} files. Secret ones are not searched.`);
+  else if (matches === 0)
+    add(`No match in ${searched} files. ${searched > 0 ? NO_SECRETS : NO_FILES}`);
   const narrow = `[first ${matches} matches; narrow the pattern or pass path or glob`;
   if (isFull()) add(`${narrow}${await mostMatches(root, args, filter)}]`);
   return { text: lines.join("\n") + leftOut(await log).left, shown };
@@ -720,9 +725,11 @@ async function mostMatches(root: string, args: string[], { isLeft, signal }: Fil
   return most.length > 0 ? `; most are in ${most.join(", ")}` : "";
 }
 const MAX_MATCHES = 100;
-const MATCHES_A_FILE = 40;
+const MATCHES_A_FILE = 25;
 const RG_ERROR =
   /^rg: ((?:regex parse error|the literal)[\s\S]*|error parsing glob.*|spawn .*|the search .*)/m;
+const NO_SECRETS = "Secret ones are not searched.";
+const NO_FILES = "None is there, or the glob matches none.";
 const LINEWISE = ": search for one line at a time";
 const RAW_NOTEBOOK = "[lines of an .ipynb are those of its JSON, not those that read_file shows]";
 const SEARCH_BYTES = 20 * 1024;
@@ -865,7 +872,7 @@ async function pageOf(chunks: Chunks, first: number, bytes: number) {
 type Chunks = AsyncIterable<Buffer>;
 type Text = { name: string; room: number; chunks: () => Chunks; isPart: boolean };
 
-/** Numbered lines, the way on, and after a long first page what the rest of the file defines. */
+/** Numbered lines, the way on, and after a whole first page what the rest of the file defines. */
 async function readPage({ name, room, chunks, isPart }: Text, [first, wanted]: Span) {
   const kept = first > 1 ? PAGE_BYTES : SOURCE_BYTES;
   const { lines, total, note } = await pageOf(chunks(), first, kept);
@@ -878,13 +885,12 @@ async function readPage({ name, room, chunks, isPart }: Text, [first, wanted]: S
   const way = `offset=${last + 1} reads on; search_files finds a place in it]`;
   if (last < (isPart ? Math.min(total, first + wanted - 1) : total))
     rows.push(`[lines ${first}-${last} of ${total}; ${way}`);
-  const below = first === 1 && last >= OUTLINE_FROM ? outline(lines, last) : [];
+  const isFirstPage = first === 1 && wanted === PAGE_LINES && !isPart;
+  const below = isFirstPage ? outline(lines, last) : [];
   const defined = below.slice(1).map(lineOf);
   const shown = [[first, last], ...defined.map((at) => [at, at])] as [number, number][];
   return { title: `${file} (${total} lines${note})`, rows: [...rows, ...below], shown };
 }
-/** Lines of a first page: a shorter look is not followed by an outline. */
-const OUTLINE_FROM = 100;
 const LINE_CHARACTERS = 2000;
 const LINE_CUT = " [cut; search_files finds places in this line]";
 
@@ -938,7 +944,7 @@ export function definitionsAround(lines: string[], at: number): number[] {
     if (indentOf(line) >= depth || ASIDE.test(line)) continue;
     // "} else {" and ") {" go on with what stands above at the same depth.
     depth = indentOf(line) + (/^\s*[)\]}{]/.test(line) ? 1 : 0);
-    if (isDefinition(line)) found.unshift(i);
+    if (isDefinition(line, lines[i])) found.unshift(i);
   }
   return found;
 }
@@ -953,19 +959,24 @@ export function outline(lines: string[], after: number): string[] {
   const opens = (at: number, next = lines[at] || lines[at + 1] || "") =>
     indentOf(next) > depth(at) || /^\s*[{)]/.test(next);
   const found = range(after + 1, lines.length)
-    .filter((at) => isDefinition(lines[at - 1] ?? "") && opens(at))
+    .filter((at) => isDefinition(lines[at - 1] ?? "", lines[at]) && opens(at))
     .sort((a, b) => depth(a) - depth(b))
     .map((at) => `${at}= ${cut(lines[at - 1] ?? "", OUTLINE_CHARACTERS)}`);
   const rows = fitting(found, OUTLINE_BYTES);
-  const title = `[${rows.length} of the ${found.length} definitions further down:]`;
-  return rows.length > 0 ? [title, ...rows.sort((a, b) => lineOf(a) - lineOf(b))] : [];
+  const others = found.slice(rows.length).map(lineOf);
+  const where = `; the others in lines ${Math.min(...others)}-${Math.max(...others)}`;
+  const title = `[${rows.length} of the ${found.length} definitions further down`;
+  const titled = `${title}${others.length > 0 ? where : ""}:]`;
+  return rows.length > 0 ? [titled, ...rows.sort((a, b) => lineOf(a) - lineOf(b))] : [];
 }
 const OUTLINE_CHARACTERS = 60;
 const OUTLINE_BYTES = 4 * 1024;
 
 const lineOf = (row: string) => Number.parseInt(row, 10);
 const indentOf = (line: string) => line.search(/\S|$/);
-const isDefinition = (line: string) => line.length < 300 && DEFINITION.test(line);
+const isDefinition = (line: string, next = "") =>
+  line.length < 300 &&
+  (DEFINITION.test(line) || (HEAD.test(line) && /^\s*(\{|throws )/.test(next)));
 
 const KEYWORDS =
   "function|class|interface|type|enum|namespace|module|struct|union|trait|impl|fn|func|fun|def|sub|" +
@@ -973,15 +984,21 @@ const KEYWORDS =
 const NO_NAMES =
   "if|else|for|foreach|while|switch|case|when|catch|except|finally|try|do|return|throw|raise|await|" +
   "yield|new|with|match|loop|unless|until|select|go|defer|elif|assert|super|this|self";
-/** By keyword; a variable that opens a block; an assigned function; a name and parentheses. */
+const START = String.raw`^\s*(?=[\w$~[]|#\w)(?!(?:${NO_NAMES})\b)`;
+const PARAMETERS = String.raw`[^=;"'\x60#?()]*[\w$>\]]\s*\((?:[^()]|\([^()]*\))*\)`;
 const DEFINITION = new RegExp(
-  String.raw`^\s*(?=[\w$~[]|#\w)(?!(?:${NO_NAMES})\b|[\w:]+\([^()]*\) *=>)(?:${[
-    String.raw`(?:\w+(?:\([\w: ]*\))?\s+)*(?:${KEYWORDS})(?=[\s<(*])`,
+  `${START}(?:${[
+    // A keyword and a name; a variable that opens a block; an assigned function.
+    String.raw`(?:\w+(?:\([\w: ]*\))?\s+)*(?:${KEYWORDS})(?:\s*[<(*]|\s+[\w$&*("'])`,
     String.raw`(?:\w+\s+)*(?:const|let|var|val)\s.*(?:=>|\bfunction\b|[{([]$)`,
     String.raw`[\w$.]+\s*[:=]\s*(?:async\s*)?(?:function\b|\([^)]*\)\s*=>)`,
-    String.raw`[^=;"'\x60#]*[\w$>\]]\s*\(.*(?:[{:)>]|throws .*)\s*$`,
+    // A name with its parameters; a block that is given a text as its name, such as a test.
+    String.raw`${PARAMETERS}[^()=]*(?:\{|throws .*)\s*$`,
+    String.raw`[\w$.]+[\s(]\s*["'\x60].*(?:\{|\bdo)\s*$`,
   ].join("|")})`,
 );
+/** A name with its parameters, whose block begins on the next line. */
+const HEAD = new RegExp(`${START}${PARAMETERS}[^()=;,]*$`);
 
 // --- Asking the model --------------------------------------------------------------------------
 
@@ -1473,7 +1490,9 @@ async function listModels(part = ""): Promise<void> {
     const price = `a million for $${cost.input} in, $${cost.output} out`;
     return `${provider}/${id}  ${contextWindow} tokens, ${price}\n`;
   });
-  process.stdout.write(lines.filter((line) => line.includes(part)).join(""));
+  const wanted = lines.filter((line) => line.includes(part));
+  process.stdout.write(wanted.join(""));
+  if (wanted.length === 0) note(`No model that can be used now is like "${part}": set a key?`);
 }
 
 // --- The offline model -------------------------------------------------------------------------
@@ -1511,11 +1530,12 @@ function searchReply(messages: ai.Message[], last: boolean): Reply {
   const passages = results("read_file").map(quote);
   const about = passages.length > 0 ? "What the directory says of itself:" : NO_README;
   const [failure] = results("search_files", true);
-  const missed = failure
-    ? `A search failed: ${failure}`
-    : `Nothing here matches ${words.join(", ")}`;
-  const none = words.length > 0 ? `${missed}. ${about}` : about;
-  const start = hits.length > 0 ? "The places that match best:" : none;
+  const seen = results("search_files").join("\n").toLowerCase();
+  const missing = words.filter((word) => !seen.includes(word.toLowerCase())).join(", ");
+  const trouble = failure ? `A search failed: ${failure}. ` : "";
+  const missed = missing ? `Nothing here matches ${missing}. ` : "";
+  const found = hits.length > 0 ? "The places that match best:" : about;
+  const start = `${trouble || missed}${found}`;
   return ai.fauxAssistantMessage([start, ...passages, `(${OFFLINE})`].join("\n\n"));
 }
 
@@ -1532,7 +1552,7 @@ function firstCalls(question: string, words: string[]): ai.ToolCall[] {
     callOf("search_files", { pattern, ignoreCase: true, ...where });
   const plain = words.map((word) => word.replaceAll("$", "\\$"));
   const any = `(${plain.join("|")})`;
-  const each = plain.flatMap((word) => [search(word), search(DEFINES + word)]);
+  const each = plain.flatMap((word) => [search(word), search(definitionOf(word))]);
   const both = words.length > 1 ? [search(`${any}.*${any}`)] : [];
   const files = words.length > 0 ? [search(any, { glob: `*{${words.join(",")}}*` })] : [];
   const reads = named.map((path) => readCall({ path }));
@@ -1540,8 +1560,14 @@ function firstCalls(question: string, words: string[]): ai.ToolCall[] {
 }
 
 const NO_README = "There is no README or manifest.";
-const KINDS = "function|class|def|fn|func|interface|type|struct|enum|trait|const|let|var";
-const DEFINES = `\\b(?:${KINDS})\\s+\\w*`;
+
+/** As keyword and name, as a name with parameters that opens a block, or as an assigned function. */
+const definitionOf = (word: string) =>
+  [
+    String.raw`\b(?:${KEYWORDS}|const|let|var)\s+(?:\([^)]*\)\s*)?\w*${word}`,
+    String.raw`^\s*(?:[\w<>,.*&?\[\]]+\s+)*[*&]?${word}\s*\([^;]*\{\s*$`,
+    String.raw`\b${word}\s*[:=]\s*(?:async\s*)?(?:function|\()`,
+  ].join("|");
 
 /** The telling words of a question: identifiers as they are, plain words without their ending. */
 function wordsOf(question: string): string[] {
@@ -1578,26 +1604,29 @@ function hitsIn(result: string): Hit[] {
 
 /** The three places that most searches agree on; the fewer lines one finds, the more it tells. */
 function bestPlaces(searches: Hit[][]) {
-  const far = 12;
+  const [far, all] = [12, searches.flat()];
   const distance = (a: Hit, b: Hit) => (a.file === b.file ? Math.abs(a.line - b.line) : far);
   const score = (hit: Hit) => {
     const told = searches.map((hits) => {
       const nearest = Math.min(far, ...hits.map((other) => distance(hit, other)));
       return (1 - nearest / far) * Math.log(1 + 200 / hits.length);
     });
-    return told.reduce((a, b) => a + b, 0) * (PROSE.test(hit.file) ? 0.4 : 1);
+    const inFile = all.filter(({ file }) => file === hit.file).length;
+    const sum = told.reduce((a, b) => a + b, 0) * Math.log(1 + inFile);
+    return PROSE.test(hit.file) ? 0.4 * sum : sum;
   };
-  const ranked = searches.flat().map((hit) => ({ ...hit, score: score(hit) }));
+  const ranked = all.map((hit) => ({ ...hit, score: score(hit) }));
   ranked.sort((a, b) => b.score - a.score);
   const best = ranked.filter(({ score }) => score > 0.6 * (ranked[0]?.score ?? 0));
   const apart = best.filter((a, i) => best.findIndex((b) => distance(a, b) < far) === i);
   return apart.slice(0, 3).map(({ file, line }) => ({ path: file, offset: Math.max(1, line - 3) }));
 }
-const PROSE = /test|spec|docs?\/|\.(md|lock|json|map)$|\.min\.|\.d\.[mc]?ts$/i;
+const PROSE =
+  /test|spec|docs?\/|example|bench|licen|^(ci|scripts)\/|\.(md|txt|lock|json|map)$|\.min\.|\.d\.[mc]?ts$/i;
 
 function introductions(listings: string[]): { path: string; offset?: number }[] {
-  const plain = listings.join("\n").replace(/ \(.*\)$/gm, "");
-  const names = plain.split("\n");
+  const rows = listings.join("\n").matchAll(/^(.*?) \((?:[\d.]+ (?:bytes|KB|MB)|link to .*)\)$/gm);
+  const names = Array.from(rows, ([, name = ""]) => name);
   const found = [/^readme/i, MANIFEST].map((wanted) => names.find((name) => wanted.test(name)));
   return found.filter((path) => path !== undefined).map((path) => ({ path }));
 }
@@ -1607,7 +1636,9 @@ const MANIFEST = /^(package\.json|cargo\.toml|pyproject\.toml|go\.mod|pom\.xml|c
 function quote(result: string): string {
   const [head = "", ...rows] = result.split("\n");
   const lines = rows.map((row) => /^(\d+)\t(.*)$/.exec(row) ?? []).filter(([all]) => all);
-  const place = `${head.replace(/ \(.*\)$/, "")}:${lines[0]?.[1]}-${lines.at(-1)?.[1]}`;
+  const name = head.replace(/ \(\d+ lines.*\)$/, "");
+  const file = /[ ()]/.test(name) && !QUOTED.test(name) ? JSON.stringify(name) : name;
+  const place = `${file}:${lines[0]?.[1]}-${lines.at(-1)?.[1]}`;
   const code = lines.map(([, , text = ""]) => text.replace(LINE_CUT, "…"));
   const ticks = code.map((line) => /`*/.exec(line)?.[0].length ?? 0);
   const fence = "`".repeat(1 + Math.max(3, ...ticks));

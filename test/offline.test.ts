@@ -142,7 +142,7 @@ const TREES: [name: string, files: Record<string, string>, question: string, say
   ],
   ["neither", { "a.ts": "let one = 1;\n" }, "what is it?", /no README/],
   ["CRLF", { "a.ts": "one\r\nfunction two() {}\r\nthree\r\n" }, "where is two?", /function two/],
-  ["a name with a space", { "my notes.md": "All about otters.\n" }, "otters?", /my notes\.md:1/],
+  ["a name with a space", { "my notes.md": "All about otters.\n" }, "otters?", /"my notes\.md":1-/],
   [
     "brackets in a name",
     { "app/[id]/page.tsx": "const otter = 1;\n" },
