@@ -327,16 +327,15 @@ const searchFiles = tool({
     if (!(await fs.lstat(full)).isDirectory())
       await withFile(full, relativeName(agent.root, full), async () => {});
     const how = ["--crlf", ignoreCase ? "-i" : "-s", `--context=${Math.min(context, 20)}`];
-    const { args, left, isLeft } = await walk(agent, full, { glob, signal });
+    const walked = await walk(agent, full, { glob, signal });
     const find = (...more: string[]) =>
-      search(agent.root, [...how, ...more, `--regexp=${pattern}`, ...args], { isLeft, signal });
-    const { text, shown } = await find().catch(async (error) => {
+      search(agent.root, [...how, ...more, `--regexp=${pattern}`], walked);
+    return find().catch(async (error) => {
       if (!/regex/.test(error.message) || /\\n/.test(pattern)) throw error;
       const [, why = ""] = /^error: (.*)$/m.exec(error.message) ?? [];
       const { text, shown } = await find("--fixed-strings");
       return { text: `[no valid regular expression (${why}), so taken literally]\n${text}`, shown };
     });
-    return { text: text + left, shown };
   },
 });
 
@@ -624,14 +623,18 @@ function leftOut(log: string): { ignored: string[]; left: string } {
 }
 
 type How = { glob?: string | undefined; signal: AbortSignal };
+/**
+ * ripgrep's last arguments, what it leaves out without saying so, in a line, and whether a file that
+ * it gives is to be left out all the same.
+ */
+type Walk = { args: string[]; left: string; isLeft(file: string): boolean; signal: AbortSignal };
 
 /**
- * ripgrep's arguments for a walk below `full`, a real path in the root; what it leaves out, in a
- * line; and whether a file it gives is to be left out all the same. A glob overrules ignore rules,
+ * The walk below `full`, a real path in the root. A glob overrules ignore rules,
  * and ripgrep does not read those above where it starts. So a first walk, from the uppermost rules,
  * finds what they leave out, with --debug: the only way to learn it.
  */
-async function walk({ root }: Agent, full: string, { glob = "", signal }: How) {
+async function walk({ root }: Agent, full: string, { glob = "", signal }: How): Promise<Walk> {
   const below = relativeName(root, full);
   const rulesIn = (at: string) =>
     [`${at}/.gitignore`, `${at}/.ignore`].filter((file) => disk.existsSync(file));
@@ -640,7 +643,7 @@ async function walk({ root }: Agent, full: string, { glob = "", signal }: How) {
     if (rulesIn(at).length > 0) start = at;
   const rules = full === root ? [] : rulesIn(root).map((file) => `--ignore-file=${file}`);
   const [usual, place] = [[...rules, ...globsOf(glob, below)], placeArgs(root, full)];
-  const all = { args: ["--debug", ...usual, ...place], left: "", isLeft: () => false };
+  const all = { args: ["--debug", ...usual, ...place], left: "", isLeft: () => false, signal };
   if (!glob && start === full) return all;
   const known = await filesBelow(root, ["--debug", ...rules, ...placeArgs(root, start)], signal);
   const isBelow = (file: string) => isInside(full, path.join(root, file));
@@ -650,7 +653,7 @@ async function walk({ root }: Agent, full: string, { glob = "", signal }: How) {
   const ignored = known.ignored.filter(isBelow).slice(0, 1000);
   const without = ignored.map((name) => `--glob=!/${escapeGlob(name)}`);
   const isLeft = (file: string) => !files.has(file);
-  return { args: [...usual, ...without, ...place], left: known.left, isLeft };
+  return { args: [...usual, ...without, ...place], left: known.left, isLeft, signal };
 }
 
 const escapeGlob = (name: string) => name.replace(/[*?[\]{}!\\]/g, "\\$&");
@@ -662,13 +665,12 @@ function globsOf(glob: string, below: string): string[] {
   return plain ? globs.map((one) => `--glob=${one}`) : [];
 }
 
-type Filter = { isLeft: (file: string) => boolean; signal: AbortSignal };
 /**
  * The matching lines by file, each below the definitions around it, up to the bounds; a file that
  * has more of them says how many.
  */
-async function search(root: string, args: string[], filter: Filter): Promise<ToolOutput> {
-  const { out, log, kill } = ripgrep(root, ["--json", ...args], filter.signal);
+async function search(root: string, flags: string[], walk: Walk): Promise<ToolOutput> {
+  const { out, log, kill } = ripgrep(root, ["--json", ...flags, ...walk.args], walk.signal);
   const shown: Lines = Object.create(null);
   const lines: string[] = [];
   let [matches, inFile, bytes, searched, name] = [0, 0, 0, 0, ""];
@@ -687,8 +689,7 @@ async function search(root: string, args: string[], filter: Filter): Promise<Too
     const [at, all] = [data.line_number, data.stats?.matched_lines];
     if (type === "begin" && isFull()) break;
     if (type === "begin") [name, inFile] = [rgText(data.path).slice(2), 0];
-    if (type === "begin")
-      source = filter.isLeft(name) ? undefined : await sourceOf(root, data.path);
+    if (type === "begin") source = walk.isLeft(name) ? undefined : await sourceOf(root, data.path);
     if (type === "summary") searched = data.stats.searches;
     if (type === "end" && all > inFile && inFile)
       add(`[first ${inFile} of ${all} matches in this file]`);
@@ -700,22 +701,21 @@ async function search(root: string, args: string[], filter: Filter): Promise<Too
     show(at, type === "match" ? ":" : "-", excerpt(data.lines, data.submatches[0]?.start));
   }
   if (isFull()) kill();
-  const [, error] = RG_ERROR.exec(await log) ?? [];
-  if (error && matches === 0)
-    throw new Error(cut(error.replace(/\n\nConsider[\s\S]*/, LINEWISE), 500));
+  const [, error] = RG_ERROR.exec((await log).replace(/\n\nConsider[\s\S]*/, LINEWISE)) ?? [];
+  if (error && matches === 0) throw new Error(cut(error, 500));
   if (error) add(`[${error}]`);
   if (Object.keys(shown).some((file) => /\.ipynb$/i.test(file))) add(RAW_NOTEBOOK);
-  if (filter.signal.aborted) add("[stopped for its time; this is what was found so far]");
+  if (walk.signal.aborted) add("[stopped for its time; this is what was found so far]");
   else if (matches === 0)
     add(`No match in ${searched} files. ${searched > 0 ? NO_SECRETS : NO_FILES}`);
   const narrow = `[first ${matches} matches; narrow the pattern or pass path or glob`;
-  if (isFull()) add(`${narrow}${await mostMatches(root, args, filter)}]`);
-  return { text: lines.join("\n") + leftOut(await log).left, shown };
+  if (isFull()) add(`${narrow}${await mostMatches(root, flags, walk)}]`);
+  return { text: lines.join("\n") + leftOut(await log).left + walk.left, shown };
 }
 
 /** The files with the most matches, for a search that finds too many to show. */
-async function mostMatches(root: string, args: string[], { isLeft, signal }: Filter) {
-  const { out } = ripgrep(root, ["--count", "--null", "--sort=none", ...args], signal);
+async function mostMatches(root: string, flags: string[], { args, isLeft, signal }: Walk) {
+  const { out } = ripgrep(root, ["--count", "--null", "--sort=none", ...flags, ...args], signal);
   const counts = (await textOf(out).catch(() => "")).matchAll(/\.\/([^\0]*)\0(\d+)/g);
   const ranked = [...counts].sort(([, , a], [, , b]) => Number(b) - Number(a)).slice(0, 20);
   const most: string[] = [];
