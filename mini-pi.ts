@@ -624,8 +624,8 @@ function leftOut(log: string): { ignored: string[]; left: string } {
 
 type How = { glob?: string | undefined; signal: AbortSignal };
 /**
- * ripgrep's last arguments, what it leaves out without saying so, in a line, and whether a file that
- * it gives is to be left out all the same.
+ * ripgrep's last arguments, what it leaves out without saying so, in a line, and whether a file
+ * that it gives is to be left out all the same.
  */
 type Walk = { args: string[]; left: string; isLeft(file: string): boolean; signal: AbortSignal };
 
@@ -1440,7 +1440,7 @@ export async function findModel(name?: string, baseUrl?: string): Promise<Choice
   return { model: baseUrl ? { ...model, baseUrl } : model, stream, keyName: auth.source ?? "" };
 }
 
-/** By "provider/id" or the provider alone; by the id alone, unless it is local; else all defaults. */
+/** By "provider/id", the provider alone, or the id alone; without a name, each one's default. */
 function candidates(models: ai.Models, name?: string, baseUrl?: string): Model[] {
   const providers = providerOrder(models);
   if (name === undefined) return providers.flatMap((id) => defaultModel(models, id) ?? []);
@@ -1457,7 +1457,7 @@ async function firstWithKey(models: ai.Models, candidates: Model[]): Promise<Mod
   return candidates[0];
 }
 
-/** Names the variables that may hold a provider's key: it is asked, and what it asks for is noted. */
+/** It names the variables that may hold the key: the provider is asked, and its wishes are noted. */
 async function whyNoKey(models: ai.Models, provider: string): Promise<string> {
   const names: string[] = [];
   const ctx = { env: async (name: string) => void names.push(name), fileExists: async () => false };
