@@ -1457,7 +1457,7 @@ async function firstWithKey(models: ai.Models, candidates: Model[]): Promise<Mod
   return candidates[0];
 }
 
-/** It names the variables that may hold the key: the provider is asked, and its wishes are noted. */
+/** It names the variables that may hold the key: the provider is asked, and its wishes are kept. */
 async function whyNoKey(models: ai.Models, provider: string): Promise<string> {
   const names: string[] = [];
   const ctx = { env: async (name: string) => void names.push(name), fileExists: async () => false };
