@@ -324,10 +324,11 @@ const searchFiles = tool({
   parameters: obj({ ...MATCH, ...WHERE }),
   async execute(agent, { pattern, path: given, glob, context = 0, ignoreCase }, signal) {
     const full = await insideRoot(agent, given || ".");
-    if (!(await fs.lstat(full)).isDirectory())
-      await withFile(full, relativeName(agent.root, full), async () => {});
+    const isFile = !(await fs.lstat(full)).isDirectory();
+    if (isFile) await withFile(full, relativeName(agent.root, full), async () => {});
     const how = ["--crlf", ignoreCase ? "-i" : "-s", `--context=${Math.min(context, 20)}`];
-    const walked = await walk(agent, full, { glob, signal });
+    const most = isFile ? MAX_MATCHES : MATCHES_A_FILE;
+    const walked = { ...(await walk(agent, full, { glob, signal })), most };
     const find = (...more: string[]) =>
       search(agent.root, [...how, ...more, `--regexp=${pattern}`], walked);
     return find().catch(async (error) => {
@@ -615,8 +616,9 @@ function leftOut(log: string): { ignored: string[]; left: string } {
   const walked = log.replace(/^rg: DEBUG.*: failed to pass .*\n/gm, "");
   const places = walked.match(/(?<=ignoring \.\/)(?:(?!\nrg: )[\s\S])*?(?=: Ignore\()/g) ?? [];
   const ignored = places.filter((place) => !/(^|\/)\.git$/.test(place));
-  // A pipe that is broken is ours, closed at the bound of a search.
-  const unreadable = log.match(/(?<=^rg: \.\/).*?(?=: (?!Broken pipe).*\(os error \d+\)$)/gm) ?? [];
+  // A broken pipe is ours, closed at the bound of a search.
+  const failed = /(?<=^rg: \.\/).*?(?=: (?!Broken pipe|Connection reset).*\(os error \d+\)$)/gm;
+  const unreadable = log.match(failed) ?? [];
   const names = [...new Set([...unreadable, ...ignored])].map(shortly);
   const some = names.slice(0, 6).join(", ") + (names.length > 6 ? `, ... (${names.length})` : "");
   return { ignored, left: some && `\n[left out, as ignored or unreadable: ${some}]` };
@@ -665,11 +667,12 @@ function globsOf(glob: string, below: string): string[] {
   return plain ? globs.map((one) => `--glob=${one}`) : [];
 }
 
+type Searched = Walk & { most: number };
 /**
  * The matching lines by file, each below the definitions around it, up to the bounds; a file that
  * has more of them says how many.
  */
-async function search(root: string, flags: string[], walk: Walk): Promise<ToolOutput> {
+async function search(root: string, flags: string[], walk: Searched): Promise<ToolOutput> {
   const { out, log, kill } = ripgrep(root, ["--json", ...flags, ...walk.args], walk.signal);
   const shown: Lines = Object.create(null);
   const lines: string[] = [];
@@ -693,7 +696,7 @@ async function search(root: string, flags: string[], walk: Walk): Promise<ToolOu
     if (type === "summary") searched = data.stats.searches;
     if (type === "end" && all > inFile && inFile)
       add(`[first ${inFile} of ${all} matches in this file]`);
-    if (!at || isFull() || inFile >= MATCHES_A_FILE || !source) continue;
+    if (!at || isFull() || inFile >= walk.most || !source) continue;
     if (type === "match") [matches, inFile] = [matches + 1, inFile + 1];
     for (const above of definitionsAround(source, at))
       if (!shown[name]?.some(([from]) => from === above))
@@ -701,7 +704,9 @@ async function search(root: string, flags: string[], walk: Walk): Promise<ToolOu
     show(at, type === "match" ? ":" : "-", excerpt(data.lines, data.submatches[0]?.start));
   }
   if (isFull()) kill();
-  const [, error] = RG_ERROR.exec((await log).replace(/\n\nConsider[\s\S]*/, LINEWISE)) ?? [];
+  const advice = (_: string, lines?: string) => (lines ? LINEWISE : "");
+  const told = (await log).replace(/\n\nConsider enabling (multiline)?[\s\S]*/, advice);
+  const [, error] = RG_ERROR.exec(told) ?? [];
   if (error && matches === 0) throw new Error(cut(error, 500));
   if (error) add(`[${error}]`);
   if (Object.keys(shown).some((file) => /\.ipynb$/i.test(file))) add(RAW_NOTEBOOK);

@@ -462,8 +462,8 @@ test("--list-models lists on stdout what has a key, and the offline model always
     runCli(["--list-models", "sonnet-5-5"], { env: keyed }),
     runCli(["--list-models", "no-such-model"], { env: keyed }),
   ]);
-  for (const { code, stderr } of [none, all, some, nothing])
-    assert.deepEqual([code, stderr], [0, ""]);
+  for (const { code, stderr } of [none, all, some]) assert.deepEqual([code, stderr], [0, ""]);
+  assert.match(nothing.stderr, /^No model .* "no-such-model"/);
   assert.match(none.stdout, /^offline\/search .*\n$/);
   assert.match(all.stdout, /^anthropic\/claude-sonnet-5-5 [\s\S]*^offline\/search /m);
   for (const line of lines(all.stdout)) assert.match(line, /^(anthropic|offline)\/\S+ /);

@@ -241,6 +241,39 @@ function f() {
 }`,
     ["function f() {"],
   ],
+  [
+    "no call with a callback, no condition over several lines, no arm of a match",
+    `
+function main() {
+  setImmediate(function () {
+    if (
+      is_separator(*(p+1))
+    ) {
+      next(createError(406, {
+        move(c == UP ? A:
+          Some(x) => {
+            HIT
+`,
+    ["function main() {"],
+  ],
+  [
+    "no text that only reads like a definition",
+    `
+const help = \`
+  Simply type \\\` + name + \\\` to see (more):
+    HIT
+\`;`,
+    ["const help = `"].slice(1),
+  ],
+  [
+    "a block that has a text as its name, as in tests and in Ruby",
+    `
+RSpec.describe Thor do
+  describe "#invoke" do
+    app.get('/users', function (req, res) {
+      HIT`,
+    ['describe "#invoke" do', "app.get('/users', function (req, res) {"],
+  ],
   ["a line at the margin", "function f() {\n}\nHIT", []],
   [
     "what stands before, at the same depth",

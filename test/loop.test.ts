@@ -414,6 +414,16 @@ for (const [kind, path] of [
     assert.deepEqual(choices, ["auto", "auto", "auto", "none"]);
   });
 
+test("Of the same calls in one reply, one is run", async () => {
+  const { tool, runs } = counted();
+  const [a, b] = [fauxToolCall("count", {}), fauxToolCall("count", {})];
+  const { requests } = await ask([calls(a, b), "Done."], { tools: [tool] });
+  assert.equal(runs(), 1);
+  const [one, two = ""] = shape(requests[1]?.messages).slice(2);
+  assert.equal(one, "toolResult run 1");
+  assert.match(two, /You made this call already/);
+});
+
 test("The same call is run again for the next question after it was only refused", async () => {
   const { tool, runs } = counted();
   const same = () => calls(fauxToolCall("count", { n: 1 }));

@@ -94,6 +94,31 @@ for (const [question, file, holds] of PLACES)
     assert.equal(outcome.answer.match(/^`{4,}$/gm)?.length, 2 * found.length);
   });
 
+test("of what it does not find it says so, also where it finds other words", async () => {
+  const { answer } = await ask(PROJECT, "Is retry done by Kafka consumers?");
+  assert.match(answer, /^Nothing here matches Kafka, consumer\. The places that match best:\n/);
+  assert.doesNotMatch((await ask(PROJECT, "where is retry handled?")).answer, /Nothing here/);
+});
+
+const DEFINED: [name: string, file: string, source: string, at: number][] = [
+  ["toJson", "Gson.java", "public String toJson(Object src) throws E {", 20],
+  ["Execute", "command.go", "func (c *Command) Execute() error {", 20],
+  ["main", "kilo.c", "int main(int argc, char **argv) {", 20],
+  ["dispatch", "app.js", "app.dispatch = function dispatch(req, res) {", 20],
+  ["union", "schemas.ts", "export function union<const T>(options: T) {", 20],
+  ["render", "view.rb", "  def render(template)", 20],
+];
+for (const [name, file, source, at] of DEFINED)
+  test(`a definition of ${name} as in ${file} comes before its uses`, async () => {
+    const uses = `// remain ${name}s\n  x.${name}(1);\n  y = ${name}(2)\n`.repeat(12);
+    const root = tree({
+      [file]: `${"// a line\n".repeat(at - 1)}${source}\n  1;\n}\n`,
+      ...Object.fromEntries(["a", "b", "y", "z"].map((dir) => [`${dir}/use-${file}`, uses])),
+    });
+    const [first] = (await ask(root, `where is ${name} defined?`)).sources;
+    assert.ok(first && first.path === file && first.from <= at && at <= first.to, `${first?.path}`);
+  });
+
 const ABOUT = [
   "what is this project?",
   "What is this and how does it work?",
@@ -142,6 +167,12 @@ const TREES: [name: string, files: Record<string, string>, question: string, say
   ],
   ["neither", { "a.ts": "let one = 1;\n" }, "what is it?", /no README/],
   ["CRLF", { "a.ts": "one\r\nfunction two() {}\r\nthree\r\n" }, "where is two?", /function two/],
+  [
+    "a name with brackets",
+    { "sub dir/odd (1).py": "def otter():\n  pass\n" },
+    "where is otter?",
+    /"sub dir\/odd \(1\)\.py":1-2/,
+  ],
   ["a name with a space", { "my notes.md": "All about otters.\n" }, "otters?", /"my notes\.md":1-/],
   [
     "brackets in a name",

@@ -1042,6 +1042,27 @@ test("what is left out is named: the rule or the place, and node_modules, but no
     assert.doesNotMatch(text, /left out/, "where nothing of interest is left out, nothing is said");
 });
 
+test("nothing is called left out that is not: no binary beside an ignored file, no file at a bound", async () => {
+  const binary = Buffer.from("needle\0needle\n");
+  const agent = await agentWith({
+    ".gitignore": "dist/\nnotes/\n",
+    "a.bin": binary,
+    "b.bin": binary,
+    "dist/x.ts": "needle\n",
+    "notes/x.ts": "needle\n",
+    ...Object.fromEntries(
+      Array.from({ length: 40 }, (_, i) => [`src/${i}.ts`, repeat(2000, (n) => `needle ${n}\n`)]),
+    ),
+  });
+  for (let i = 0; i < 5; i++) {
+    const { text } = await search(agent, "needle", i % 2 ? {} : { path: "src" });
+    assert.doesNotMatch(text, /left out.*(bin|src|DEBUG|rg:)/);
+    if (i % 2) assert.match(text, /left out, as ignored or unreadable: dist, notes\]/);
+  }
+  const few = await search(agent, "needle 1999");
+  assert.match(few.text, /\n\[left out, as ignored or unreadable: dist, notes\]$/);
+});
+
 test("rules above the directory, and rules that a user has set for git and ripgrep, do not count", async () => {
   const above = temporary();
   write(above, {
@@ -1148,6 +1169,17 @@ test("no pattern is a flag, hangs the search or breaks it", async () => {
   }
 });
 
+test("a search without a match says what was not searched, and why a pattern was taken literally", async () => {
+  const agent = await agentWith({ "a.ts": "one\n" });
+  const none = await search(agent, "two", { glob: "*.ts,*.js" });
+  assert.equal(none.text, "No match in 0 files. None is there, or the glob matches none.");
+  const literal = await search(agent, "(?<=x)one");
+  assert.match(
+    literal.text,
+    /^\[no valid regular expression \(look-around, .*not supported.*\), so taken literally\]/,
+  );
+});
+
 test("a pattern that holds a line end is answered with what to do", async () => {
   const agent = await agentWith({ "a.ts": "one\ntwo\n" });
   for (const pattern of ["one\ntwo", "one\\ntwo"]) {
@@ -1197,12 +1229,13 @@ test("a file with many matches gives its count, and leaves room for the others",
     "c.ts": repeat(30, () => "needle\n"),
   });
   const { text } = await search(agent, "needle");
-  assert.match(text, /500 matches/);
+  assert.match(text, /^\[first 25 of 500 matches in this file\]$/m);
   assert.match(text, /^b\.ts\n1: needle b$/m);
   assert.match(text, /^c\.ts$/m);
   assert.ok((text.match(/^\d+: /gm) ?? []).length <= 100);
   const { text: one } = await search(agent, "needle", { path: "a.ts" });
-  assert.match(one, /500 matches/);
+  assert.match(one, /\[first 100 of 500 matches in this file\]\n\[first 100 matches; .*\]$/);
+  assert.equal(one.match(/^\d+: /gm)?.length, 100);
 });
 
 test("a result of a search has at most 20 KB, whatever the lines and the names", async () => {
