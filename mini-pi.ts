@@ -668,20 +668,35 @@ function globsOf(glob: string, below: string): string[] {
 }
 
 type Searched = Walk & { most: number };
-/**
- * The matching lines by file, each below the definitions around it, up to the bounds; a file that
- * has more of them says how many.
- */
+
+/** The matching lines by file, up to the bounds, and what there is to know of the rest. */
 async function search(root: string, flags: string[], walk: Searched): Promise<ToolOutput> {
   const { out, log, kill } = ripgrep(root, ["--json", ...flags, ...walk.args], walk.signal);
-  const shown: Lines = Object.create(null);
-  const lines: string[] = [];
+  const { rows, shown, matches, searched, isFull } = await matchesIn(out, root, walk);
+  if (isFull) kill();
+  const advice = (_: string, lines?: string) => (lines ? LINEWISE : "");
+  const told = (await log).replace(/\n\nConsider enabling (multiline)?[\s\S]*/, advice);
+  const [, error] = RG_ERROR.exec(told) ?? [];
+  if (error && matches === 0) throw new Error(cut(error, 500));
+  if (error) rows.push(`[${error}]`);
+  if (Object.keys(shown).some((file) => /\.ipynb$/i.test(file))) rows.push(RAW_NOTEBOOK);
+  const why = searched > 0 ? "Secret ones are not searched." : NO_FILES;
+  if (walk.signal.aborted) rows.push("[stopped for its time; this is what was found so far]");
+  else if (matches === 0) rows.push(`No match in ${searched} files. ${why}`);
+  const narrow = `[first ${matches} matches; narrow the pattern or pass path or glob`;
+  if (isFull) rows.push(`${narrow}${await mostMatches(root, flags, walk)}]`);
+  return { text: rows.join("\n") + leftOut(await log).left + walk.left, shown };
+}
+
+/** The rows for ripgrep's events: each match below its file and the definitions around it. */
+async function matchesIn(out: AsyncIterable<string>, root: string, walk: Searched) {
+  const [shown, rows]: [Lines, string[]] = [Object.create(null), []];
   let [matches, inFile, bytes, searched, name] = [0, 0, 0, 0, ""];
   let source: string[] | undefined;
   const isFull = () => matches >= MAX_MATCHES || bytes > SEARCH_BYTES;
-  const add = (line: string) => {
-    lines.push(line);
-    bytes += Buffer.byteLength(line) + 1;
+  const add = (row: string) => {
+    rows.push(row);
+    bytes += Buffer.byteLength(row) + 1;
   };
   const show = (at: number, mark: string, line: string) => {
     if (!shown[name]) add(display(name));
@@ -694,7 +709,7 @@ async function search(root: string, flags: string[], walk: Searched): Promise<To
     if (type === "begin") [name, inFile] = [rgText(data.path).slice(2), 0];
     if (type === "begin") source = walk.isLeft(name) ? undefined : await sourceOf(root, data.path);
     if (type === "summary") searched = data.stats.searches;
-    if (type === "end" && all > inFile && inFile)
+    if (type === "end" && all > inFile && inFile > 0)
       add(`[first ${inFile} of ${all} matches in this file]`);
     if (!at || isFull() || inFile >= walk.most || !source) continue;
     if (type === "match") [matches, inFile] = [matches + 1, inFile + 1];
@@ -703,19 +718,7 @@ async function search(root: string, flags: string[], walk: Searched): Promise<To
         show(above, "=", source[above - 1]?.trimEnd() ?? "");
     show(at, type === "match" ? ":" : "-", excerpt(data.lines, data.submatches[0]?.start));
   }
-  if (isFull()) kill();
-  const advice = (_: string, lines?: string) => (lines ? LINEWISE : "");
-  const told = (await log).replace(/\n\nConsider enabling (multiline)?[\s\S]*/, advice);
-  const [, error] = RG_ERROR.exec(told) ?? [];
-  if (error && matches === 0) throw new Error(cut(error, 500));
-  if (error) add(`[${error}]`);
-  if (Object.keys(shown).some((file) => /\.ipynb$/i.test(file))) add(RAW_NOTEBOOK);
-  if (walk.signal.aborted) add("[stopped for its time; this is what was found so far]");
-  else if (matches === 0)
-    add(`No match in ${searched} files. ${searched > 0 ? NO_SECRETS : NO_FILES}`);
-  const narrow = `[first ${matches} matches; narrow the pattern or pass path or glob`;
-  if (isFull()) add(`${narrow}${await mostMatches(root, flags, walk)}]`);
-  return { text: lines.join("\n") + leftOut(await log).left + walk.left, shown };
+  return { rows, shown, matches, searched, isFull: isFull() };
 }
 
 /** The files with the most matches, for a search that finds too many to show. */
@@ -733,7 +736,6 @@ const MAX_MATCHES = 100;
 const MATCHES_A_FILE = 25;
 const RG_ERROR =
   /^rg: ((?:regex parse error|the literal)[\s\S]*|error parsing glob.*|spawn .*|the search .*)/m;
-const NO_SECRETS = "Secret ones are not searched.";
 const NO_FILES = "None is there, or the glob matches none.";
 const LINEWISE = ": search for one line at a time";
 const RAW_NOTEBOOK = "[lines of an .ipynb are those of its JSON, not those that read_file shows]";
