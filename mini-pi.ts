@@ -293,10 +293,15 @@ const readFile = tool({
       const binary = { text: `${display(name)} is a binary file, ${bytes}: no text to read.` };
       if (PICTURE.test(head)) return picture(agent, file, name).catch(() => binary);
       if (isBinary(head)) return binary;
-      const room = Math.min(PAGE_BYTES, agent.model.contextWindow) / spans.length;
       const chunks = () => chunksOf(file, name, head, signal);
-      const source = { name, room, chunks, isPart: spans.length > 1 };
-      const pages = await Promise.all(spans.map((span) => readPage(source, span)));
+      const source = { name, chunks, isPart: spans.length > 1 };
+      const pages: Page[] = [];
+      let room = Math.min(PAGE_BYTES, agent.model.contextWindow);
+      for (const span of spans) {
+        const page = room > 0 ? await readPage({ ...source, room }, span) : notShown(span);
+        room -= Buffer.byteLength(page.rows.join("\n"));
+        pages.push(page);
+      }
       const text = [pages[0]?.title, ...pages.flatMap(({ rows }) => rows)].join("\n");
       return { text, shown: { [name]: pages.flatMap(({ shown }) => shown) } };
     });
@@ -313,9 +318,12 @@ function spansOf(ranges: string): Span[] {
     return [Number(from), Number(to) - Number(from) + 1];
   });
   const sum = spans.reduce((sum, [, lines]) => sum + lines, 0);
-  if (spans.every(([first, lines]) => first > 0 && lines > 0) && sum <= PAGE_LINES) return spans;
-  throw new Error(`ranges are like "10-40,90-120", at most ${PAGE_LINES} lines in all.`);
+  const areThey = spans.every(([first, lines]) => first > 0 && lines > 0);
+  if (areThey && spans.length <= MAX_SPANS && sum <= PAGE_LINES) return spans;
+  const bounds = `at most ${MAX_SPANS}, of ${PAGE_LINES} lines in all`;
+  throw new Error(`ranges are like "10-40,90-120", ${bounds}.`);
 }
+const MAX_SPANS = 20;
 
 const searchFiles = tool({
   name: "search_files",
@@ -682,7 +690,7 @@ async function search(root: string, flags: string[], walk: Searched): Promise<To
   if (Object.keys(shown).some((file) => /\.ipynb$/i.test(file))) rows.push(RAW_NOTEBOOK);
   const why = searched > 0 ? "Secret ones are not searched." : NO_FILES;
   if (walk.signal.aborted) rows.push("[stopped for its time; this is what was found so far]");
-  else if (matches === 0) rows.push(`No match in ${searched} files. ${why}`);
+  else if (matches === 0 && !isFull) rows.push(`No match in ${searched} files. ${why}`);
   const narrow = `[first ${matches} matches; narrow the pattern or pass path or glob`;
   if (isFull) rows.push(`${narrow}${await mostMatches(root, flags, walk)}]`);
   return { text: rows.join("\n") + leftOut(await log).left + walk.left, shown };
@@ -715,7 +723,7 @@ async function matchesIn(out: AsyncIterable<string>, root: string, walk: Searche
     if (type === "match") [matches, inFile] = [matches + 1, inFile + 1];
     for (const above of definitionsAround(source, at))
       if (!shown[name]?.some(([from]) => from === above))
-        show(above, "=", source[above - 1]?.trimEnd() ?? "");
+        show(above, "=", cut(source[above - 1] ?? "", MATCH_CHARACTERS / 2));
     show(at, type === "match" ? ":" : "-", excerpt(data.lines, data.submatches[0]?.start));
   }
   return { rows, shown, matches, searched, isFull: isFull() };
@@ -723,7 +731,8 @@ async function matchesIn(out: AsyncIterable<string>, root: string, walk: Searche
 
 /** The files with the most matches, for a search that finds too many to show. */
 async function mostMatches(root: string, flags: string[], { args, isLeft, signal }: Walk) {
-  const { out } = ripgrep(root, ["--count", "--null", "--sort=none", ...flags, ...args], signal);
+  const late = AbortSignal.any([signal, AbortSignal.timeout(COUNT_MS)]);
+  const { out } = ripgrep(root, ["--count", "--null", "--sort=none", ...flags, ...args], late);
   const counts = (await textOf(out).catch(() => "")).matchAll(/\.\/([^\0]*)\0(\d+)/g);
   const ranked = [...counts].sort(([, , a], [, , b]) => Number(b) - Number(a)).slice(0, 20);
   const most: string[] = [];
@@ -734,6 +743,7 @@ async function mostMatches(root: string, flags: string[], { args, isLeft, signal
 }
 const MAX_MATCHES = 100;
 const MATCHES_A_FILE = 25;
+const COUNT_MS = 3000;
 const RG_ERROR =
   /^rg: ((?:regex parse error|the literal)[\s\S]*|error parsing glob.*|spawn .*|the search .*)/m;
 const NO_FILES = "None is there, or the glob matches none.";
@@ -800,6 +810,7 @@ const WHOLE_BYTES = 16 * 1024 ** 2;
 const PRIVATE_KEY =
   /^(\xef\xbb\xbf)?\s*(?=-----BEGIN|Bag Attributes)[\s\S]*-----BEGIN [A-Z ]*PRIVATE KEY/;
 const UTF16 = /^(\xff\xfe|\xfe\xff)/;
+const utf16 = (head: string) => new TextDecoder(head[0] === "\xff" ? "utf-16le" : "utf-16be");
 
 const isBinary = (head: string) => !UTF16.test(head) && /\0|^%PDF-/.test(head);
 
@@ -807,8 +818,12 @@ const isBinary = (head: string) => !UTF16.test(head) && /\0|^%PDF-/.test(head);
 function sourceOf(root: string, at: RgText): Promise<string[] | undefined> {
   // By its bytes: a name that is no UTF-8 cannot be opened by what is shown of it.
   const full = Buffer.concat([Buffer.from(`${root}${path.sep}`), rgBytes(at)]);
-  const read = async (file: fs.FileHandle, head: string) =>
-    isBinary(head) ? undefined : `${await bytesOf(file, SOURCE_BYTES)}`.split("\n");
+  const read = async (file: fs.FileHandle, head: string) => {
+    if (isBinary(head)) return undefined;
+    const bytes = await bytesOf(file, SOURCE_BYTES);
+    const text = UTF16.test(head) ? utf16(head).decode(bytes) : decode(bytes).text;
+    return text.split(/\r?\n/);
+  };
   return withFile(full, rgText(at).slice(2), read).catch(() => undefined);
 }
 
@@ -822,9 +837,10 @@ async function bytesOf(file: fs.FileHandle, most: number): Promise<Buffer> {
 /** The text of a file, UTF-16 as UTF-8, in one buffer that is used over and over. */
 async function* chunksOf(file: fs.FileHandle, name: string, head: string, signal: AbortSignal) {
   if (/\.ipynb$/i.test(name)) return yield* cellsOf(file);
-  const decoder = UTF16.test(head) && new TextDecoder(head[0] === "\xff" ? "utf-16le" : "utf-16be");
+  const decoder = UTF16.test(head) && utf16(head);
   const buffer = Buffer.alloc(64 * 1024);
-  for (let at = 0; !signal.aborted; ) {
+  for (let at = 0; ; ) {
+    signal.throwIfAborted();
     const { bytesRead } = await file.read(buffer, 0, buffer.length, at);
     if (bytesRead === 0) return;
     const bytes = buffer.subarray(0, bytesRead);
@@ -878,26 +894,37 @@ async function pageOf(chunks: Chunks, first: number, bytes: number) {
 
 type Chunks = AsyncIterable<Buffer>;
 type Text = { name: string; room: number; chunks: () => Chunks; isPart: boolean };
+type Page = { title?: string; rows: string[]; shown: [number, number][] };
 
 /** Numbered lines, the way on, and after a whole first page what the rest of the file defines. */
-async function readPage({ name, room, chunks, isPart }: Text, [first, wanted]: Span) {
-  const kept = first > 1 ? PAGE_BYTES : SOURCE_BYTES;
-  const { lines, total, note } = await pageOf(chunks(), first, kept);
+async function readPage(
+  { name, room, chunks, isPart }: Text,
+  [first, wanted]: Span,
+): Promise<Page> {
+  const { lines, total, note } = await pageOf(chunks(), first, PAGE_BYTES);
   const file = display(name);
+  const title = `${file} (${total} lines${note})`;
   if (total === 0) return { title: `${file} (empty file, 0 bytes)`, rows: [], shown: [] };
-  if (first > total) throw new Error(`${file} has ${total} lines; ${first} is past its end.`);
+  const past = `${file} has ${total} lines; ${first} is past its end.`;
+  if (first > total && isPart) return { title, rows: [`[${past}]`], shown: [] };
+  if (first > total) throw new Error(past);
   const row = (line: string, i: number) => `${first + i}\t${cut(line, LINE_CHARACTERS, LINE_CUT)}`;
   const rows = fitting(lines.slice(0, wanted).map(row), room);
   const last = first + rows.length - 1;
   const way = `offset=${last + 1} reads on; search_files finds a place in it]`;
   if (last < (isPart ? Math.min(total, first + wanted - 1) : total))
     rows.push(`[lines ${first}-${last} of ${total}; ${way}`);
-  const isFirstPage = first === 1 && wanted === PAGE_LINES && !isPart;
-  const below = isFirstPage ? outline(lines, last) : [];
-  const defined = below.slice(1).map(lineOf);
-  const shown = [[first, last], ...defined.map((at) => [at, at])] as [number, number][];
-  return { title: `${file} (${total} lines${note})`, rows: [...rows, ...below], shown };
+  const isOutlined = first === 1 && last < total && wanted === PAGE_LINES && !isPart;
+  const whole = isOutlined ? await pageOf(chunks(), 1, SOURCE_BYTES) : { lines: [] };
+  const below = outline(whole.lines, last);
+  const shown = [first, ...below.slice(1).map(lineOf)].map((at): [number, number] => [at, at]);
+  shown[0] = [first, last];
+  return { title, rows: [...rows, ...below], shown };
 }
+
+const notShown = ([first, lines]: Span): Page => {
+  return { rows: [`[no room for lines ${first}-${first + lines - 1}: ask again]`], shown: [] };
+};
 const LINE_CHARACTERS = 2000;
 const LINE_CUT = " [cut; search_files finds places in this line]";
 
@@ -914,7 +941,7 @@ function decode(bytes: Buffer): { text: string; note: string } {
   const good = text.replace(/[\0-\x7f\ufffd]/g, "").length;
   if (bad === 0) return { text, note: "" };
   if (good > bad) return { text, note: `; ${bad} bytes are not UTF-8` };
-  const guess = chardet.detect(bytes) ?? "";
+  const guess = chardet.detect(bytes.subarray(0, PAGE_BYTES)) ?? "";
   const known = /^(gb|big5|shift|euc|koi8|windows|iso-8859)/i.test(guess);
   const encoding = known ? guess : "windows-1252";
   const note = `; not UTF-8, read as ${encoding} by guess`;
@@ -940,8 +967,8 @@ const PICTURE = /^(\x89PNG\r\n|\xff\xd8\xff|GIF8[79]a|RIFF....WEBP)/s;
 // --- Definitions -------------------------------------------------------------------------------
 
 /**
- * The definitions that a line stands in, the outermost first; all lines 1-based. There is no
- * parser: a definition is a line that looks like one and has less indentation.
+ * The innermost definitions that a line stands in, the outer ones first; all lines 1-based. There
+ * is no parser: a definition is a line that looks like one and has less indentation.
  */
 export function definitionsAround(lines: string[], at: number): number[] {
   const found: number[] = [];
@@ -953,8 +980,9 @@ export function definitionsAround(lines: string[], at: number): number[] {
     depth = indentOf(line) + (/^\s*[)\]}{]/.test(line) ? 1 : 0);
     if (isDefinition(line, lines[i])) found.unshift(i);
   }
-  return found;
+  return found.slice(-MAX_AROUND);
 }
+const MAX_AROUND = 6;
 const MAX_LINES_UP = 5000;
 /** Comments, labels and empty lines may stand at the margin anywhere. */
 const ASIDE = /^\s*(?:#|\/\/|\/?\*|--|\w+:\s*$|$)/;
@@ -972,9 +1000,9 @@ export function outline(lines: string[], after: number): string[] {
   const rows = fitting(found, OUTLINE_BYTES);
   const others = found.slice(rows.length).map(lineOf);
   const where = `; the others in lines ${Math.min(...others)}-${Math.max(...others)}`;
-  const title = `[${rows.length} of the ${found.length} definitions further down`;
-  const titled = `${title}${others.length > 0 ? where : ""}:]`;
-  return rows.length > 0 ? [titled, ...rows.sort((a, b) => lineOf(a) - lineOf(b))] : [];
+  const place = `definitions in lines ${after + 1}-${lines.length}`;
+  const title = `[${rows.length} of ${found.length} ${place}${others.length > 0 ? where : ""}:]`;
+  return rows.length > 0 ? [title, ...rows.sort((a, b) => lineOf(a) - lineOf(b))] : [];
 }
 const OUTLINE_CHARACTERS = 60;
 const OUTLINE_BYTES = 4 * 1024;
@@ -1248,7 +1276,7 @@ function whyWrong(root: string, name: string, { from, to, code }: Citation): Pro
     const chunks = chunksOf(file, name, head, AbortSignal.timeout(TOOL_MS));
     const page = await pageOf(chunks, Math.max(1, from - 2), code ? WHOLE_BYTES : 0);
     if (from < 1 || to < from || to > page.total) return `the file has ${page.total} lines`;
-    const plain = (line: string) => line.replace(/^\s*\d+[\t:]|\s+/g, " ").trim();
+    const plain = (line: string) => line.replace(/^\s*\d+([\t:]|[=-] )|\s+/g, " ").trim();
     const quoted = (code ?? "").split("\n").map(plain);
     const near = page.lines.slice(0, 5 + Math.max(to - from, quoted.length));
     const lines = new Set(near.map(plain));
@@ -1303,7 +1331,7 @@ function citedPath(file: string): string {
   return isNamed || plain.includes("/") ? plain : "";
 }
 // Letters of any script, by what they are not: to compile \p{L} takes V8 25 ms.
-const LETTER = String.raw`[^\s\0-#%-*,:-?[\]^\x60{-}\x7f-\xbf\u2000-\u2bff\u3000-\u303f\uff00-\uff0f\uff1a-\uff20\uff3b-\uff40\uff5b-\uff65\u{1f000}-\u{1faff}]`;
+const LETTER = String.raw`[^\s\0-#%-*,:-?[\]^\x60{-}\x7f-\xa9\xab-\xb1\xb4\xb6\xb8\xbb-\xbf\u2000-\u2bff\u3000-\u3004\u3008-\u3030\uff00-\uff0f\uff1a-\uff20\uff3b-\uff40\uff5b-\uff65\u{1f000}-\u{1faff}]`;
 const BRACKETS = String.raw`\[${LETTER}+\](?=[/.])|\(${LETTER}+\)(?=/)`;
 const CITED_FILE = `(?<!${LETTER})(?<file>(?:${LETTER}|${BRACKETS}){1,300})`;
 const NUMBER = String.raw`L?\d{1,7}`;
@@ -1604,7 +1632,7 @@ type Hit = { file: string; line: number };
 function hitsIn(result: string): Hit[] {
   let file = "";
   return result.split("\n").flatMap((row) => {
-    if (!/^(\d+[:=-] |\[|\.\.\.)/.test(row)) file = row;
+    if (!/^(\d+[:=-] |\[.*\]$|\.\.\.)/.test(row)) file = row;
     return /^\d+: /.test(row) ? { file, line: lineOf(row) } : [];
   });
 }
@@ -1642,7 +1670,7 @@ const MANIFEST = /^(package\.json|cargo\.toml|pyproject\.toml|go\.mod|pom\.xml|c
 /** A page of read_file as a quotation, its source before it. */
 function quote(result: string): string {
   const [head = "", ...rows] = result.split("\n");
-  const lines = rows.map((row) => /^(\d+)\t(.*)$/.exec(row) ?? []).filter(([all]) => all);
+  const lines = rows.map((row) => /^(\d+)\t(.*)$/s.exec(row) ?? []).filter(([all]) => all);
   const name = head.replace(/ \(\d+ lines.*\)$/, "");
   const file = /[ ()]/.test(name) && !QUOTED.test(name) ? JSON.stringify(name) : name;
   const place = `${file}:${lines[0]?.[1]}-${lines.at(-1)?.[1]}`;
@@ -1665,29 +1693,13 @@ function note(text: string, style: "dim" | "red" | "yellow" = "dim"): void {
 /** For people: the answer to stdout, as it comes if that is a terminal; all else to stderr. */
 export function printText(quiet: boolean): Agent["emit"] {
   const tell = quiet ? () => {} : note;
-  // What stands on the terminal of this reply or a failed attempt at it, and where in it we are.
-  let [shown, at, started] = ["", 0, 0];
-  const write = (text: string) =>
-    void (process.stdout.isTTY && process.stdout.write(harmless(text)));
+  const write = (text: string) => void process.stdout.write(harmless(text));
+  const show = process.stdout.isTTY ? showText(write) : () => {};
+  let started = 0;
   return (event) => {
-    const update = event.type === "message_update" ? event.assistantMessageEvent : undefined;
+    show(event);
     if (event.type === "agent_start") {
-      [shown, at, started] = ["", 0, Date.now()];
-    } else if (update?.type === "text_delta") {
-      const { delta } = update;
-      const again = at < shown.length ? shown.slice(at, at + delta.length) : "";
-      const isOther = !delta.startsWith(again);
-      shown = isOther ? shown.slice(0, at) + delta : shown + delta.slice(again.length);
-      write(isOther ? `\n${shown}` : delta.slice(again.length));
-      at += delta.length;
-    } else if (event.type === "message_end" && event.message.role === "assistant") {
-      const { stopReason } = event.message;
-      at = 0;
-      if (stopReason === "error") return;
-      if (shown && stopReason !== "length") write(shown.endsWith("\n") ? "" : "\n");
-      shown = "";
-    } else if (event.type === "message_end" && textIn(event.message).startsWith(WRONG_SOURCES)) {
-      write("\nCorrected answer:\n");
+      started = Date.now();
     } else if (event.type === "tool_execution_start") {
       tell(`${event.toolName} ${describeArguments(event.args)}`);
     } else if (event.type === "tool_execution_end" && event.isError) {
@@ -1700,6 +1712,39 @@ export function printText(quiet: boolean): Agent["emit"] {
       if (event.sources.length > 0) tell(...sourcesLine(event.sources));
       if (event.ended !== "answered") note(`mini-pi: ${event.message}`, "red");
       if (event.usage.input > 0) tell(summary(event, event.messages, Date.now() - started));
+    }
+  };
+}
+
+/** Text as it comes. What a failed attempt at a reply has shown is not shown again. */
+export function showText(write: (text: string) => void): Agent["emit"] {
+  // What is shown of this reply, where in it we are, and half of a character, if it ends so.
+  let [shown, at, half] = ["", 0, ""];
+  const show = (text: string) => {
+    const [, whole = "", rest = ""] = /^(.*?)([\ud800-\udbff]?)$/s.exec(half + text) ?? [];
+    half = rest;
+    write(whole);
+  };
+  return (event) => {
+    const update = event.type === "message_update" ? event.assistantMessageEvent : undefined;
+    const message = event.type === "message_end" ? event.message : undefined;
+    if (event.type === "agent_start") [shown, at] = ["", 0];
+    if (update?.type === "text_delta") {
+      const { delta } = update;
+      const again = at < shown.length ? shown.slice(at, at + delta.length) : "";
+      const isOther = !delta.startsWith(again);
+      shown = isOther ? shown.slice(0, at) + delta : shown + delta.slice(again.length);
+      show(isOther ? `\n${shown}` : delta.slice(again.length));
+      at += delta.length;
+    } else if (message?.role === "assistant" && message.stopReason === "error") {
+      at = 0;
+    } else if (message?.role === "assistant") {
+      // A failed attempt had shown more than there is now.
+      if (0 < at && at < shown.length) show(`\n${shown.slice(0, at)}`);
+      if (shown && message.stopReason !== "length") show(shown.endsWith("\n") ? "" : "\n");
+      [shown, at] = ["", 0];
+    } else if (message && textIn(message).startsWith(WRONG_SOURCES)) {
+      show("\nCorrected answer:\n");
     }
   };
 }

@@ -367,6 +367,35 @@ test("a definition that was shown counts as seen", async () => {
   );
 });
 
+test("a line in a staircase of definitions is shown with the six nearest, and is shown", async () => {
+  const stairs = (i: number) => `${" ".repeat(i)}f${"(".padEnd(200, "x")}) {\n`;
+  const agent = await agentWith({
+    "a.ts": `${Array.from({ length: 60 }, (_, i) => stairs(i)).join("")}${" ".repeat(60)}needle\n`,
+  });
+  for (const context of [0, 2]) {
+    const { text } = await search(agent, "needle", { context });
+    assert.match(text, /^61: +needle$/m);
+    assert.ok(Buffer.byteLength(text) < 3 * 1024, `${text.length} characters`);
+    assert.ok((text.match(/^\d+= /gm)?.length ?? 0) <= 6 + 2 * context);
+  }
+});
+
+test("definitions are shown as the file has them, whatever ends its lines and encodes it", async () => {
+  const source = "class Café {\n  const tools = tool({\n    needle\n";
+  const crlf = source.replaceAll("\n", "\r\n");
+  const agent = await agentWith({
+    "bom.ts": `\ufeff${source}`,
+    "crlf.ts": crlf,
+    "latin.ts": Buffer.from(source, "latin1"),
+    "utf16.ts": Buffer.from(`\ufeff${crlf}`, "utf16le"),
+  });
+  for (const name of ["bom.ts", "crlf.ts", "latin.ts", "utf16.ts"]) {
+    const { text } = await search(agent, "needle", { path: name });
+    const expected = `${name}\n1= class Café {\n2=   const tools = tool({\n3:     needle`;
+    assert.equal(text, expected, name);
+  }
+});
+
 test("a file made to be slow does not hold up a search", async () => {
   const steps = Array.from(
     { length: 250 },
@@ -396,7 +425,7 @@ test("a first page is followed by what the rest of the file defines, with its li
   const { text } = await read(agent, "a.ts");
   const [, below = ""] = text.split(/^\[lines 1-400 of 607; offset=401 .*\n/m);
   const rows = below.split("\n");
-  assert.equal(rows.shift(), "[51 of the 51 definitions further down:]");
+  assert.equal(rows.shift(), "[51 of 51 definitions in lines 401-607:]");
   assert.equal(rows[0], "402=   method101(x: number) {");
   assert.equal(rows.at(-1), "604= function last() {");
   const lines = long.split("\n");
@@ -424,7 +453,7 @@ test("an outline without room for all has the outermost, in their order, and how
   const { text } = await read(agent, "a.ts");
   assert.match(
     text,
-    /^\[\d+ of the 480 definitions further down; the others in lines \d+-1996:\]$/m,
+    /^\[\d+ of 480 definitions in lines 401-2000; the others in lines \d+-1996:\]$/m,
   );
   const numbers = [...text.matchAll(/^(\d+)= /gm)].map(([, n]) => Number(n));
   assert.deepEqual(
@@ -433,8 +462,34 @@ test("an outline without room for all has the outermost, in their order, and how
   );
   assert.equal(text.match(/^\d+= class/gm)?.length, 160, "each class, before any method");
   const larger = await read(agent, "b.ts");
-  const outlined = larger.text.slice(larger.text.indexOf("definitions further down"));
+  const outlined = larger.text.slice(larger.text.indexOf("definitions in lines"));
   assert.ok(Buffer.byteLength(outlined) < 4.5 * 1024, `${outlined.length} characters`);
+});
+
+test("an outline begins behind the page, reaches beyond 32 KB, and its lines count as seen", async () => {
+  const wide = `// ${"x".repeat(90)}\n`;
+  const last = "function onTheLastLineOfThePage() {\n  return 1;\n}\n";
+  const long = `function ${"n".repeat(200)}() {\n\n  return 1;\n}\npublic void brace()\n{\n  x();\n}\n`;
+  const agent = await agentWith({
+    "a.cs": `${"// a line\n".repeat(399)}${last}${wide.repeat(900)}${long}`,
+  });
+  const args = { path: "a.cs" };
+  const call = { type: "toolCall", id: "1", name: "read_file", arguments: args } as const;
+  const result = await runTool(agent, call, agent.signal);
+  const { text } = await read(agent, "a.cs");
+  assert.doesNotMatch(text, /^400= /m);
+  const rows = [...text.matchAll(/^(\d+)= (.*)$/gm)].map(([, at, row]) => [Number(at), row]);
+  const cut = `function ${"n".repeat(51)}…`;
+  assert.deepEqual(rows, [
+    [1303, cut],
+    [1307, "public void brace()"],
+  ]);
+  agent.messages.push(result);
+  const states = await checkSources(agent, "a.cs:1303, a.cs:400, a.cs:401, a.cs:1304");
+  assert.deepEqual(
+    states.map(({ state }) => state),
+    ["seen", "seen", "exists", "exists"],
+  );
 });
 
 test("data, prose and logs have no outline", async () => {

@@ -13,7 +13,7 @@ import {
   fauxToolCall,
   type ToolCall,
 } from "@earendil-works/pi-ai";
-import { type Agent, createAgent, printText, runAgent } from "../mini-pi.ts";
+import { type Agent, createAgent, runAgent, showText } from "../mini-pi.ts";
 import { temporary, write } from "./fixtures.ts";
 import {
   call,
@@ -88,7 +88,8 @@ test("in fifty turns, memory grows by what is in the messages, and by no copy of
 });
 
 test("a long answer costs its length, however small its pieces: no piece copies what came before", async () => {
-  const emit = printText(false);
+  let length = 0;
+  const emit = showText((text) => (length += text.length));
   const usage = fauxAssistantMessage("").usage;
   const partial = fauxAssistantMessage("");
   const start = performance.now();
@@ -98,6 +99,7 @@ test("a long answer costs its length, however small its pieces: no piece copies 
     const update = { type: "text_delta", contentIndex: 0, delta, partial } as const;
     emit({ type: "message_update", usage, assistantMessageEvent: update });
   }
+  assert.equal(length, 2_200_000);
   // Each of these pieces compared with all before it would take a minute.
   assert.ok(performance.now() - start < 5000, `${performance.now() - start} ms`);
 });

@@ -49,6 +49,7 @@ const TEXTS: [text: string, citations: string][] = [
   ["| `src/a.ts:12` | the guard |", "src/a.ts:12"],
   ["> src/a.ts:12", "src/a.ts:12"],
   ["→src/a.ts:12 ✅b.ts:3 👉c.ts:4 …d.ts:5", "src/a.ts:12 b.ts:3 c.ts:4 d.ts:5"],
+  ["佐々木.ts:12, §a.ts:3 «b.ts:4» a²b.md:5", "佐々木.ts:12 a.ts:3 b.ts:4 a²b.md:5"],
   ["src/größe.ts:12 and src/размер.ts:3", "src/größe.ts:12 src/размер.ts:3"],
   ["app/[slug]/page.tsx:12, app/(auth)/b.tsx:3", "app/[slug]/page.tsx:12 app/(auth)/b.tsx:3"],
   ["[a.ts](a.ts#L12-L40)", "a.ts:12-40"],
@@ -338,7 +339,7 @@ const QUOTES: [name: string, answer: string, state: string][] = [
   ["indented otherwise", quote("a.ts:10-11", "    const x10  = 10;\n\tconst x11 = 11;\n"), "seen"],
   [
     "with its line numbers",
-    quote("a.ts:10-11", "10\tconst x10 = 10;\n11: const x11 = 11;"),
+    quote("a.ts:10-12", "10\tconst x10 = 10;\n11: const x11 = 11;\n12= const x12 = 12;"),
     "seen",
   ],
   ["with a gap", quote("a.ts:10-20", "const x10 = 10;\n// ...\nconst x20 = 20;"), "seen"],

@@ -297,15 +297,73 @@ test("several ranges of lines come in one result, under one title", async () => 
 
 test("ranges that are none, too many or past the end are answered with what to do", async () => {
   const agent = await agentWith({ "a.ts": repeat(950, (i) => `line ${i}\n`) });
-  const spans = ["ten", "10-", "-10", "10-9", "0-5", "1-2,,3", "1-401", "1-300,500-601", "1e3"];
+  const many = Array.from({ length: 21 }, (_, i) => 2 * i + 1).join();
+  const spans = [
+    many,
+    "ten",
+    "10-",
+    "-10",
+    "10-9",
+    "0-5",
+    "1-2,,3",
+    "1-401",
+    "1-300,500-601",
+    "1e3",
+  ];
   for (const ranges of spans) {
     const { text, isError } = await call(agent, "read_file", { path: "a.ts", ranges });
     assert.ok(isError, ranges);
-    assert.match(text, /^ranges are like "10-40,90-120", at most 400 lines in all\.$/, ranges);
+    assert.match(
+      text,
+      /^ranges are like "10-40,90-120", at most 20, of 400 lines in all\.$/,
+      ranges,
+    );
   }
-  const { text, isError } = await call(agent, "read_file", { path: "a.ts", ranges: "1-5,951" });
-  assert.ok(isError);
-  assert.match(text, /^a\.ts has 950 lines; 951 is past its end\.$/);
+  const past = async (ranges: string) => call(agent, "read_file", { path: "a.ts", ranges });
+  assert.deepEqual(
+    [(await past("951")).isError, (await past("951")).text.slice(0, 18)],
+    [true, "a.ts has 950 lines"],
+  );
+  const some = await past("951,950");
+  const expected = "a.ts (950 lines)\n[a.ts has 950 lines; 951 is past its end.]\n950\tline 950";
+  assert.deepEqual([some.isError, some.text], [false, expected]);
+});
+
+test("ranges without room for them are named, however long their lines are", async () => {
+  const agent = await agentWith({ "a.ts": repeat(40, () => `${"漢".repeat(2500)}\n`) });
+  const ranges = Array.from({ length: 20 }, (_, i) => 2 * i + 1).join();
+  const { text } = await call(agent, "read_file", { path: "a.ts", ranges });
+  assert.ok(bytes(text) < 40 * KB, `${bytes(text)} bytes`);
+  assert.match(text, /^\[no room for lines 39-39: ask again\]$/m);
+});
+
+test("a page cut by its bytes counts characters of several bytes, and shows whole lines only", async () => {
+  const agent = await agentWith({ "a.ts": repeat(300, (i) => `${i} ${"漢".repeat(100)}\n`) });
+  const { text } = await read(agent, "a.ts");
+  assert.ok(bytes(text) < 33 * KB, `${bytes(text)} bytes`);
+  const rows = [...rowsOf(text)];
+  for (const [at, row] of rows) assert.equal(row, `${at} ${"漢".repeat(100)}`);
+  assert.match(text, new RegExp(`\\[lines 1-${rows.length} of 300; offset=${rows.length + 1} `));
+});
+
+test("a page is no larger than a small model's window, but has a line at least", async () => {
+  const agent = await agentWith({
+    "a.ts": repeat(300, (i) => `${i} ${"x".repeat(100)}\n`),
+    "b.ts": `${"y".repeat(1900)}\n`.repeat(3),
+  });
+  Object.assign(agent, { model: { ...agent.model, contextWindow: 1024 } });
+  const { text } = await read(agent, "a.ts");
+  assert.ok(bytes(text) < 1500 && rowsOf(text).size > 5, text);
+  assert.equal(rowsOf((await read(agent, "b.ts")).text).size, 1);
+});
+
+test("a page is decoded by what it shows, and not by what follows it", async () => {
+  const later = Buffer.from("\xe9\xe8\xe0\n".repeat(20_000), "latin1");
+  const agent = await agentWith({
+    "a.txt": Buffer.concat([Buffer.from(repeat(4500, () => "é字 ok\n")), later]),
+  });
+  const { text } = await read(agent, "a.txt");
+  assert.match(text, /^a\.txt \(24500 lines\)\n1\té字 ok\n/);
 });
 
 test("ranges of long lines share the 32 KB of a page, and each says where it is cut", async () => {
@@ -1220,6 +1278,22 @@ test("a search with too many matches names the files that have most of them, and
     assert.match(most, /^z\/most\.ts \(300\), "z\/more\\nlines\.ts" \(200\), a\/f\d+\.ts \(1\), /);
     assert.equal(most.split(", ").length, 5);
   }
+});
+
+test("what is ignored is not shown or counted by a glob, also where there is more of it than fits a command", async () => {
+  const agent = await agentWith({
+    ".gitignore": "*.log.ts\n",
+    ...Object.fromEntries(Array.from({ length: 1300 }, (_, i) => [`d${i}/x.log.ts`, "needle\n"])),
+    ...Object.fromEntries(
+      [60, 80, 700, 100, 90].map((n) => [`m${n}.ts`, repeat(n, () => "needle\n")]),
+    ),
+  });
+  const { text } = await search(agent, "needle", { glob: "**/*.ts" });
+  assert.doesNotMatch(text.replace(/^\[left out.*$/m, ""), /log/);
+  assert.match(
+    text,
+    /most are in m700.* \(700\), m100.* \(100\), m90.* \(90\), m80.* \(80\), m60.* \(60\)\]/,
+  );
 });
 
 test("a file with many matches gives its count, and leaves room for the others", async () => {
