@@ -294,16 +294,8 @@ const readFile = tool({
       if (PICTURE.test(head)) return picture(agent, file, name).catch(() => binary);
       if (isBinary(head)) return binary;
       const chunks = () => chunksOf(file, name, head, signal);
-      const source = { name, chunks, isPart: spans.length > 1 };
-      const pages: Page[] = [];
-      let room = Math.min(PAGE_BYTES, agent.model.contextWindow);
-      for (const span of spans) {
-        const page = room > 0 ? await readPage({ ...source, room }, span) : notShown(span);
-        room -= Buffer.byteLength(page.rows.join("\n"));
-        pages.push(page);
-      }
-      const text = [pages[0]?.title, ...pages.flatMap(({ rows }) => rows)].join("\n");
-      return { text, shown: { [name]: pages.flatMap(({ shown }) => shown) } };
+      const room = Math.min(PAGE_BYTES, agent.model.contextWindow);
+      return readSpans({ name, chunks, isPart: spans.length > 1 }, spans, room);
     });
   },
 });
@@ -318,8 +310,8 @@ function spansOf(ranges: string): Span[] {
     return [Number(from), Number(to) - Number(from) + 1];
   });
   const sum = spans.reduce((sum, [, lines]) => sum + lines, 0);
-  const areThey = spans.every(([first, lines]) => first > 0 && lines > 0);
-  if (areThey && spans.length <= MAX_SPANS && sum <= PAGE_LINES) return spans;
+  const areRanges = spans.every(([first, lines]) => first > 0 && lines > 0);
+  if (areRanges && spans.length <= MAX_SPANS && sum <= PAGE_LINES) return spans;
   const bounds = `at most ${MAX_SPANS}, of ${PAGE_LINES} lines in all`;
   throw new Error(`ranges are like "10-40,90-120", ${bounds}.`);
 }
@@ -893,14 +885,25 @@ async function pageOf(chunks: Chunks, first: number, bytes: number) {
 }
 
 type Chunks = AsyncIterable<Buffer>;
-type Text = { name: string; room: number; chunks: () => Chunks; isPart: boolean };
+type Text = { name: string; chunks: () => Chunks; isPart: boolean };
 type Page = { title?: string; rows: string[]; shown: [number, number][] };
 
+/** Parts of a text in one result, which share so many bytes. */
+async function readSpans(text: Text, spans: Span[], bytes: number): Promise<ToolOutput> {
+  const pages: Page[] = [];
+  let room = bytes;
+  for (const span of spans) {
+    const page = room > 0 ? await readPage(text, span, room) : notShown(span);
+    room -= Buffer.byteLength(page.rows.join("\n"));
+    pages.push(page);
+  }
+  const rows = [pages[0]?.title, ...pages.flatMap((page) => page.rows)];
+  return { text: rows.join("\n"), shown: { [text.name]: pages.flatMap(({ shown }) => shown) } };
+}
+
 /** Numbered lines, the way on, and after a whole first page what the rest of the file defines. */
-async function readPage(
-  { name, room, chunks, isPart }: Text,
-  [first, wanted]: Span,
-): Promise<Page> {
+async function readPage(text: Text, [first, wanted]: Span, room: number): Promise<Page> {
+  const { name, chunks, isPart } = text;
   const { lines, total, note } = await pageOf(chunks(), first, PAGE_BYTES);
   const file = display(name);
   const title = `${file} (${total} lines${note})`;
@@ -917,14 +920,15 @@ async function readPage(
   const isOutlined = first === 1 && last < total && wanted === PAGE_LINES && !isPart;
   const whole = isOutlined ? await pageOf(chunks(), 1, SOURCE_BYTES) : { lines: [] };
   const below = outline(whole.lines, last);
-  const shown = [first, ...below.slice(1).map(lineOf)].map((at): [number, number] => [at, at]);
-  shown[0] = [first, last];
+  const shown: Page["shown"] = [[first, last]];
+  for (const at of below.slice(1).map(lineOf)) shown.push([at, at]);
   return { title, rows: [...rows, ...below], shown };
 }
 
-const notShown = ([first, lines]: Span): Page => {
-  return { rows: [`[no room for lines ${first}-${first + lines - 1}: ask again]`], shown: [] };
-};
+const notShown = ([first, lines]: Span): Page => ({
+  rows: [`[no room for lines ${first}-${first + lines - 1}: ask again]`],
+  shown: [],
+});
 const LINE_CHARACTERS = 2000;
 const LINE_CUT = " [cut; search_files finds places in this line]";
 
