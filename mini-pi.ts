@@ -32,6 +32,7 @@ import type { Interface } from "node:readline";
 import { text as textOf } from "node:stream/consumers";
 import { setTimeout as sleep } from "node:timers/promises";
 import { type ParseArgsConfig, parseArgs, styleText } from "node:util";
+import { setFlagsFromString } from "node:v8";
 import * as ai from "@earendil-works/pi-ai";
 import { openAICompletionsApi } from "@earendil-works/pi-ai/api/openai-completions.lazy";
 import { builtinModels } from "@earendil-works/pi-ai/providers/all";
@@ -830,7 +831,8 @@ async function bytesOf(file: fs.FileHandle, most: number): Promise<Buffer> {
 async function* chunksOf(file: fs.FileHandle, name: string, head: string, signal: AbortSignal) {
   if (/\.ipynb$/i.test(name)) return yield* cellsOf(file);
   const decoder = UTF16.test(head) && utf16(head);
-  const buffer = Buffer.alloc(64 * 1024);
+  const { size } = await file.stat();
+  const buffer = Buffer.alloc(Math.min(256 * 1024, Math.max(4096, size)));
   for (let at = 0; ; ) {
     signal.throwIfAborted();
     const { bytesRead } = await file.read(buffer, 0, buffer.length, at);
@@ -838,6 +840,16 @@ async function* chunksOf(file: fs.FileHandle, name: string, head: string, signal
     const bytes = buffer.subarray(0, bytesRead);
     yield decoder ? Buffer.from(decoder.decode(bytes, { stream: true })) : bytes;
     at += bytesRead;
+  }
+}
+
+/** As many chunks as hold what an outline is made of. */
+async function* startOf(chunks: Chunks): Chunks {
+  let room = SOURCE_BYTES;
+  for await (const chunk of chunks) {
+    yield chunk;
+    room -= chunk.length;
+    if (room < 0) return;
   }
 }
 
@@ -884,7 +896,7 @@ async function pageOf(chunks: Chunks, first: number, bytes: number) {
   return { lines, total: ended + (open ? 1 : 0), note };
 }
 
-type Chunks = AsyncIterable<Buffer>;
+type Chunks = AsyncGenerator<Buffer>;
 type Text = { name: string; chunks: () => Chunks; isPart: boolean };
 type Page = { title?: string; rows: string[]; shown: [number, number][] };
 
@@ -918,7 +930,7 @@ async function readPage(text: Text, [first, wanted]: Span, room: number): Promis
   if (last < (isPart ? Math.min(total, first + wanted - 1) : total))
     rows.push(`[lines ${first}-${last} of ${total}; ${way}`);
   const isOutlined = first === 1 && last < total && wanted === PAGE_LINES && !isPart;
-  const whole = isOutlined ? await pageOf(chunks(), 1, SOURCE_BYTES) : { lines: [] };
+  const whole = isOutlined ? await pageOf(startOf(chunks()), 1, SOURCE_BYTES) : { lines: [] };
   const below = outline(whole.lines, last);
   const shown: Page["shown"] = [[first, last]];
   for (const at of below.slice(1).map(lineOf)) shown.push([at, at]);
@@ -2008,10 +2020,13 @@ const LEVELS = ["off", "minimal", "low", "medium", "high", "xhigh", "max"] as co
 const NO_KEY = `No key found, so this is answered by ${OFFLINE}.
 For a model set ANTHROPIC_API_KEY, OPENAI_API_KEY, GEMINI_API_KEY, DEEPSEEK_API_KEY, ..., or -m.`;
 
-if (import.meta.main)
+if (import.meta.main) {
+  // V8 collects sooner: 10 MB less, and 30 in long conversations, for 15 ms more of a question.
+  setFlagsFromString("--optimize-for-size");
   process.exitCode = await main(process.argv.slice(2)).catch((error) => {
     // A failed system call is about a file that the user named, such as that of the session.
     if (!(error instanceof UserError) && !error.syscall) throw error;
     note(`mini-pi: ${error.message}`, "red");
     return 2;
   });
+}
