@@ -253,6 +253,7 @@ function anyCall(r: Random, base: string, i: number): Call {
   const page = {
     ...(r.chance(3) && { offset: r.below(1000) }),
     ...(r.chance(3) && { limit: r.below(500) }),
+    ...(r.chance(6) && { ranges: `${r.below(9)}-${r.below(99)},${r.below(500)}` }),
   };
   return ["read_file", { path: where, ...page }];
 }
