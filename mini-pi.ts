@@ -998,7 +998,7 @@ export function definitionsAround(lines: string[], at: number): number[] {
   }
   return found.slice(-MAX_AROUND);
 }
-const MAX_AROUND = 6;
+const MAX_AROUND = 3;
 const MAX_LINES_UP = 5000;
 /** Comments, labels and empty lines may stand at the margin anywhere. */
 const ASIDE = /^\s*(?:#|\/\/|\/?\*|--|\w+:\s*$|$)/;

@@ -367,7 +367,7 @@ test("a definition that was shown counts as seen", async () => {
   );
 });
 
-test("a line in a staircase of definitions is shown with the six nearest, and is shown", async () => {
+test("a line in a staircase of definitions is shown with the three nearest, and is shown", async () => {
   const stairs = (i: number) => `${" ".repeat(i)}f${"(".padEnd(200, "x")}) {\n`;
   const agent = await agentWith({
     "a.ts": `${Array.from({ length: 60 }, (_, i) => stairs(i)).join("")}${" ".repeat(60)}needle\n`,
@@ -376,7 +376,7 @@ test("a line in a staircase of definitions is shown with the six nearest, and is
     const { text } = await search(agent, "needle", { context });
     assert.match(text, /^61: +needle$/m);
     assert.ok(Buffer.byteLength(text) < 3 * 1024, `${text.length} characters`);
-    assert.ok((text.match(/^\d+= /gm)?.length ?? 0) <= 6 + 2 * context);
+    assert.ok((text.match(/^\d+= /gm)?.length ?? 0) <= 3 + 2 * context);
   }
 });
 
