@@ -14,7 +14,8 @@
  *                     +--------- results <----- runTool()
  *
  * Part I    The agent: types, path guard, tools, running a tool, the loop. Complete by itself.
- * Part II   The paperwork: walking, reading, asking the model, trimming, sources, sessions.
+ * Part II   The paperwork: walking, reading, definitions, asking the model, trimming, sources,
+ *           sessions.
  * Part III  The terminal: models, the offline model, output, conversation, main.
  *
  * What it refuses to have: a shell, editing, a network tool, plug-ins, MCP, sub-agents, settings
@@ -400,10 +401,12 @@ function wasMade({ messages, trimmed }: Agent, call: ai.ToolCall): boolean {
 }
 const NOT_RUN = /^(Not run: |Not shown: |You made this call)/;
 
-/** Runs the calls of a reply side by side, or refuses them all; records their results in order. */
-async function answerCalls(agent: Agent, run: Run, reply: Reply, refusal: string) {
-  const isWhole = reply.stopReason === "toolUse" || reply.stopReason === "length";
-  const pending = (isWhole ? callsIn(reply) : []).map((call, i) => {
+/** Runs the calls of a reply side by side, or refuses all; records their results in their order. */
+async function answerCalls(agent: Agent, run: Run, reply: Reply, limit: string) {
+  const isCut = reply.stopReason === "length";
+  const refusal = limit ? `Not run: ${limit}.` : isCut && CUT_CALL;
+  const calls = isCut || reply.stopReason === "toolUse" ? callsIn(reply) : [];
+  const pending = calls.map((call, i) => {
     const why = i < MAX_CALLS ? refusal : `Not run: more than ${MAX_CALLS} calls in one reply.`;
     return why ? resultOf(call, { text: why }, true) : runTool(agent, call, run.signal);
   });
@@ -416,6 +419,7 @@ async function answerCalls(agent: Agent, run: Run, reply: Reply, refusal: string
   return results;
 }
 const MAX_CALLS = 50;
+const CUT_CALL = "Not run: your reply was cut off at the output limit. Make a shorter one.";
 const TURN_BYTES = 256 * 1024;
 const NOT_SHOWN = [{ type: "text" as const, text: "Not shown: too much at once. Ask for less." }];
 
@@ -444,8 +448,7 @@ export async function runAgent(agent: Agent, question: string): Promise<Outcome>
     if (limit) say(agent, `${LAST_CALL} (${limit})`);
     const reply = await complete(agent, run, limit ? "none" : "auto");
     agent.messages.push(reply);
-    const refusal = limit ? `Not run: ${limit}.` : reply.stopReason === "length" ? CUT_CALL : "";
-    const toolResults = await answerCalls(agent, run, reply, refusal);
+    const toolResults = await answerCalls(agent, run, reply, limit);
     agent.emit({ type: "turn_end", message: reply, toolResults });
     switch (reply.stopReason) {
       case "toolUse":
@@ -473,7 +476,6 @@ export async function runAgent(agent: Agent, question: string): Promise<Outcome>
 }
 const MAX_MS = 2 ** 31 - 1;
 const LAST_CALL = "Answer now, from what you have seen; no more tools.";
-const CUT_CALL = "Not run: your reply was cut off at the output limit. Make a shorter one.";
 const GO_ON = "You were cut off. Go on exactly where you stopped, and repeat nothing.";
 const CUT_OFF = "the answer was cut off at the output limit, or the context is too small for it";
 
