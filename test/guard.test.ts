@@ -8,7 +8,7 @@ import { mkdirSync, rmSync, symlinkSync, writeFileSync } from "node:fs";
 import { createServer } from "node:net";
 import path from "node:path";
 import { after, test } from "node:test";
-import { insideRoot, isInside, isSecret } from "../mini-pi.ts";
+import { checkSources, insideRoot, isInside, isSecret } from "../mini-pi.ts";
 import {
   agentAt,
   agentWith,
@@ -557,4 +557,7 @@ test("ignore rules that never end cost a bounded memory, and the search says tha
     assert.match(text, /stopped \(/);
   }
   assert.match((await read(on, "src/a.ts")).text, /needle/);
+  // Nor is an answer lost for a source whose file has to be looked for.
+  const [source] = await checkSources(on, "It is in absent.ts:3.");
+  assert.deepEqual([source?.state, source?.reason], ["wrong", "no such file"]);
 });
