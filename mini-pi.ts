@@ -297,7 +297,8 @@ const readFile = tool({
       if (isBinary(head)) return binary;
       const chunks = () => chunksOf(file, name, head, signal);
       const room = Math.min(PAGE_BYTES, agent.model.contextWindow);
-      return readSpans({ name, chunks, isPart: spans.length > 1 }, spans, room);
+      const text = { name, chunks, start: () => startOf(file, head), isPart: spans.length > 1 };
+      return readSpans(text, spans, room);
     });
   },
 });
@@ -682,7 +683,7 @@ async function search(root: string, flags: string[], walk: Searched): Promise<To
   const [, error] = RG_ERROR.exec(told) ?? [];
   if (error && matches === 0) throw new Error(cut(error, 500));
   if (error) rows.push(`[${error}]`);
-  if (Object.keys(shown).some((file) => /\.ipynb$/i.test(file))) rows.push(RAW_NOTEBOOK);
+  if (Object.keys(shown).some((file) => NOTEBOOK.test(file))) rows.push(RAW_NOTEBOOK);
   const why = searched > 0 ? "Secret ones are not searched." : NO_FILES;
   if (walk.signal.aborted) rows.push("[stopped for its time; this is what was found so far]");
   else if (matches === 0 && !isFull) rows.push(`No match in ${searched} files. ${why}`);
@@ -804,6 +805,7 @@ const SOURCE_BYTES = 512 * 1024;
 const WHOLE_BYTES = 16 * 1024 ** 2;
 const PRIVATE_KEY =
   /^(\xef\xbb\xbf)?\s*(?=-----BEGIN|Bag Attributes)[\s\S]*-----BEGIN [A-Z ]*PRIVATE KEY/;
+const NOTEBOOK = /\.ipynb$/i;
 const UTF16 = /^(\xff\xfe|\xfe\xff)/;
 const utf16 = (head: string) => new TextDecoder(head[0] === "\xff" ? "utf-16le" : "utf-16be");
 
@@ -813,13 +815,16 @@ const isBinary = (head: string) => !UTF16.test(head) && /\0|^%PDF-/.test(head);
 function sourceOf(root: string, at: RgText): Promise<string[] | undefined> {
   // By its bytes: a name that is no UTF-8 cannot be opened by what is shown of it.
   const full = Buffer.concat([Buffer.from(`${root}${path.sep}`), rgBytes(at)]);
-  const read = async (file: fs.FileHandle, head: string) => {
-    if (isBinary(head)) return undefined;
-    const bytes = await bytesOf(file, SOURCE_BYTES);
-    const text = UTF16.test(head) ? utf16(head).decode(bytes) : decode(bytes).text;
-    return text.split(/\r?\n/);
-  };
+  const read = async (file: fs.FileHandle, head: string) =>
+    isBinary(head) ? undefined : startOf(file, head);
   return withFile(full, rgText(at).slice(2), read).catch(() => undefined);
+}
+
+/** The lines in the first part of a text file, of which definitions are told. */
+async function startOf(file: fs.FileHandle, head: string): Promise<string[]> {
+  const bytes = await bytesOf(file, SOURCE_BYTES);
+  const text = UTF16.test(head) ? utf16(head).decode(bytes) : decode(bytes).text;
+  return text.replace(/\r?\n$/, "").split(/\r?\n/);
 }
 
 /** The first bytes of a file. */
@@ -831,7 +836,7 @@ async function bytesOf(file: fs.FileHandle, most: number): Promise<Buffer> {
 
 /** The text of a file, UTF-16 as UTF-8, in one buffer that is used over and over. */
 async function* chunksOf(file: fs.FileHandle, name: string, head: string, signal: AbortSignal) {
-  if (/\.ipynb$/i.test(name)) return yield* cellsOf(file);
+  if (NOTEBOOK.test(name)) return yield* cellsOf(file);
   const decoder = UTF16.test(head) && utf16(head);
   const { size } = await file.stat();
   const buffer = Buffer.alloc(Math.min(256 * 1024, Math.max(4096, size)));
@@ -842,16 +847,6 @@ async function* chunksOf(file: fs.FileHandle, name: string, head: string, signal
     const bytes = buffer.subarray(0, bytesRead);
     yield decoder ? Buffer.from(decoder.decode(bytes, { stream: true })) : bytes;
     at += bytesRead;
-  }
-}
-
-/** As many chunks as hold what an outline is made of. */
-async function* startOf(chunks: Chunks): Chunks {
-  let room = SOURCE_BYTES;
-  for await (const chunk of chunks) {
-    yield chunk;
-    room -= chunk.length;
-    if (room < 0) return;
   }
 }
 
@@ -898,8 +893,8 @@ async function pageOf(chunks: Chunks, first: number, bytes: number) {
   return { lines, total: ended + (open ? 1 : 0), note };
 }
 
-type Chunks = AsyncGenerator<Buffer>;
-type Text = { name: string; chunks: () => Chunks; isPart: boolean };
+type Chunks = AsyncIterable<Buffer>;
+type Text = { name: string; chunks(): Chunks; start(): Promise<string[]>; isPart: boolean };
 type Page = { title?: string; rows: string[]; shown: [number, number][] };
 
 /** Parts of a text in one result, which share so many bytes. */
@@ -917,7 +912,7 @@ async function readSpans(text: Text, spans: Span[], bytes: number): Promise<Tool
 
 /** Numbered lines, the way on, and after a whole first page what the rest of the file defines. */
 async function readPage(text: Text, [first, wanted]: Span, room: number): Promise<Page> {
-  const { name, chunks, isPart } = text;
+  const { name, chunks, start, isPart } = text;
   const { lines, total, note } = await pageOf(chunks(), first, PAGE_BYTES);
   const file = display(name);
   const title = `${file} (${total} lines${note})`;
@@ -932,8 +927,7 @@ async function readPage(text: Text, [first, wanted]: Span, room: number): Promis
   if (last < (isPart ? Math.min(total, first + wanted - 1) : total))
     rows.push(`[lines ${first}-${last} of ${total}; ${way}`);
   const isOutlined = first === 1 && last < total && wanted === PAGE_LINES && !isPart;
-  const whole = isOutlined ? await pageOf(startOf(chunks()), 1, SOURCE_BYTES) : { lines: [] };
-  const below = outline(whole.lines, last);
+  const below = isOutlined && !NOTEBOOK.test(name) ? outline(await start(), last) : [];
   const shown: Page["shown"] = [[first, last]];
   for (const at of below.slice(1).map(lineOf)) shown.push([at, at]);
   return { title, rows: [...rows, ...below], shown };
