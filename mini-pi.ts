@@ -739,7 +739,7 @@ async function mostMatches(root: string, flags: string[], { args, isLeft, signal
 }
 const MAX_MATCHES = 100;
 const MATCHES_A_FILE = 25;
-const COUNT_MS = 3000;
+const COUNT_MS = 1000;
 const RG_ERROR =
   /^rg: ((?:regex parse error|the literal)[\s\S]*|error parsing glob.*|spawn .*|the search .*)/m;
 const NO_FILES = "None is there, or the glob matches none.";
@@ -1599,7 +1599,7 @@ function firstCalls(question: string, words: string[]): ai.ToolCall[] {
     callOf("search_files", { pattern, ignoreCase: true, ...where });
   const plain = words.map((word) => word.replaceAll("$", "\\$"));
   const any = `(${plain.join("|")})`;
-  const each = plain.flatMap((word) => [search(word), search(definitionOf(word))]);
+  const each = plain.flatMap((word) => [word, ...definitionsOf(word)]).map((p) => search(p));
   const both = words.length > 1 ? [search(`${any}.*${any}`)] : [];
   const files = words.length > 0 ? [search(any, { glob: `*{${words.join(",")}}*` })] : [];
   const reads = named.map((path) => readCall({ path }));
@@ -1608,13 +1608,12 @@ function firstCalls(question: string, words: string[]): ai.ToolCall[] {
 
 const NO_README = "There is no README or manifest.";
 
-/** As keyword and name, as a name with parameters that opens a block, or as an assigned function. */
-const definitionOf = (word: string) =>
-  [
-    String.raw`\b(?:${KEYWORDS}|const|let|var)\s+(?:\([^)]*\)\s*)?\w*${word}`,
-    String.raw`^\s*(?:[\w<>,.*&?\[\]]+\s+)*[*&]?${word}\s*\([^;]*\{\s*$`,
-    String.raw`\b${word}\s*[:=]\s*(?:async\s*)?(?:function|\()`,
-  ].join("|");
+/** Behind a keyword; as a name with parameters that opens a block, or to which a function goes. */
+const definitionsOf = (word: string) => [
+  // Two patterns, as ripgrep is slow where it finds no literal to look for.
+  String.raw`\b(?:${KEYWORDS}|const|let|var)\s+(?:\([^)]*\)\s*)?\w*${word}`,
+  String.raw`\b${word}\s*(?:\([^;=]*\{\s*$|[:=]\s*(?:async\s*)?(?:function|\())`,
+];
 
 /** The telling words of a question: identifiers as they are, plain words without their ending. */
 function wordsOf(question: string): string[] {
