@@ -374,10 +374,14 @@ async function execute(agent: Agent, call: ai.ToolCall, signal: AbortSignal): Pr
   if (wasMade(agent, call)) throw new Error(MADE_ALREADY);
   signal.throwIfAborted();
   // A tool may end its time with what it found; a second later, it is left to itself.
-  const within = (ms: number) => AbortSignal.any([signal, AbortSignal.timeout(ms)]);
-  return raceWithAbortSignal(tool.execute(agent, args, within(TOOL_MS)), within(TOOL_MS + 1000));
+  const work = tool.execute(agent, args, within(TOOL_MS, signal));
+  return raceWithAbortSignal(work, within(TOOL_MS + 1000, signal));
 }
 const TOOL_MS = 30_000;
+
+const within = (ms: number, signal: AbortSignal) =>
+  AbortSignal.any([signal, AbortSignal.timeout(ms)]);
+
 const MADE_ALREADY = "You made this call already; its result is above.";
 
 function resultOf(call: ai.ToolCall, output: ToolOutput, isError = false): Result {
@@ -437,8 +441,7 @@ const textIn = (message?: ai.Message) => ai.contentText(message?.content ?? "", 
  * `messages`, which can be continued whatever happened: each call has its result.
  */
 export async function runAgent(agent: Agent, question: string): Promise<Outcome> {
-  const timeout = AbortSignal.timeout(Math.min(agent.limits.ms, MAX_MS) | 0);
-  const signal = AbortSignal.any([agent.signal, timeout]);
+  const signal = within(Math.min(agent.limits.ms, MAX_MS) | 0, agent.signal);
   const run: Run = { from: agent.messages.length, started: Date.now(), signal };
   agent.emit({ type: "agent_start" });
   agent.queue.unshift(question);
@@ -636,9 +639,9 @@ type How = { glob?: string | undefined; signal: AbortSignal };
 type Walk = { args: string[]; left: string; isLeft(file: string): boolean; signal: AbortSignal };
 
 /**
- * The walk below `full`, a real path in the root. A glob overrules ignore rules,
- * and ripgrep does not read those above where it starts. So a first walk, from the uppermost rules,
- * finds what they leave out, with --debug: the only way to learn it.
+ * The walk below `full`, a real path in the root. A glob overrules ignore rules, and ripgrep does
+ * not read those above where it starts. So a first walk, from the uppermost rules, finds what they
+ * leave out, with --debug: the only way to learn it.
  */
 async function walk({ root }: Agent, full: string, { glob = "", signal }: How): Promise<Walk> {
   const below = relativeName(root, full);
@@ -727,8 +730,8 @@ async function matchesIn(out: AsyncIterable<string>, root: string, walk: Searche
 
 /** The files with the most matches, for a search that finds too many to show. */
 async function mostMatches(root: string, flags: string[], { args, isLeft, signal }: Walk) {
-  const late = AbortSignal.any([signal, AbortSignal.timeout(COUNT_MS)]);
-  const { out } = ripgrep(root, ["--count", "--null", "--sort=none", ...flags, ...args], late);
+  const how = ["--count", "--null", "--sort=none", ...flags, ...args];
+  const { out } = ripgrep(root, how, within(COUNT_MS, signal));
   const counts = (await textOf(out).catch(() => "")).matchAll(/\.\/([^\0]*)\0(\d+)/g);
   const ranked = [...counts].sort(([, , a], [, , b]) => Number(b) - Number(a)).slice(0, 20);
   const most: string[] = [];
@@ -1026,11 +1029,11 @@ const isDefinition = (line: string, next = "") =>
   (DEFINITION.test(line) || (HEAD.test(line) && /^\s*(\{|throws )/.test(next)));
 
 const KEYWORDS =
-  "function|class|interface|type|enum|namespace|module|struct|union|trait|impl|fn|func|fun|def|sub|" +
-  "object|protocol|extension|record|macro_rules!";
+  "function|class|interface|type|enum|namespace|module|struct|union|trait|impl|fn|func|fun|def|" +
+  "sub|object|protocol|extension|record|macro_rules!";
 const NO_NAMES =
-  "if|else|for|foreach|while|switch|case|when|catch|except|finally|try|do|return|throw|raise|await|" +
-  "yield|new|with|match|loop|unless|until|select|go|defer|elif|assert|super|this|self";
+  "if|else|for|foreach|while|switch|case|when|catch|except|finally|try|do|return|throw|raise|" +
+  "await|yield|new|with|match|loop|unless|until|select|go|defer|elif|assert|super|this|self";
 const START = String.raw`^\s*(?=[\w$~[]|#\w)(?!(?:${NO_NAMES})\b)`;
 const PARAMETERS = String.raw`[^=;"'\x60#?()]*[\w$>\]]\s*\((?:[^()]|\([^()]*\))*\)`;
 const DEFINITION = new RegExp(
@@ -1314,8 +1317,11 @@ export function findCitations(text: string): Citation[] {
   return [...found.values()];
 }
 /** A block of code, up to its closing fence or the end of the text. */
-const FENCED =
-  /^[ >]*(?<fence>`{3,}|~{3,})(?<info>.*)\n?(?<code>[\s\S]*?)(?:^[ >]*\k<fence>[`~]*\s*?$|(?![\s\S]))/gm;
+const FENCED = new RegExp(
+  String.raw`^[ >]*(?<fence>\x60{3,}|~{3,})(?<info>.*)\n?(?<code>[\s\S]*?)` +
+    String.raw`(?:^[ >]*\k<fence>[\x60~]*\s*?$|(?![\s\S]))`,
+  "gm",
+);
 
 function citationsIn(prose: string): Citation[] {
   let rest = prose.replace(/\b[a-z][a-z\d+.-]{0,20}:\/\/[^\s)>\]]+/gi, "");
@@ -1343,7 +1349,11 @@ function citedPath(file: string): string {
   return isNamed || plain.includes("/") ? plain : "";
 }
 // Letters of any script, by what they are not: to compile \p{L} takes V8 25 ms.
-const LETTER = String.raw`[^\s\0-#%-*,:-?[\]^\x60{-}\x7f-\xa9\xab-\xb1\xb4\xb6\xb8\xbb-\xbf\u2000-\u2bff\u3000-\u3004\u3008-\u3030\uff00-\uff0f\uff1a-\uff20\uff3b-\uff40\uff5b-\uff65\u{1f000}-\u{1faff}]`;
+const SIGNS =
+  String.raw`\s\0-#%-*,:-?[\]^\x60{-}\x7f-\xa9\xab-\xb1\xb4\xb6\xb8\xbb-\xbf` +
+  String.raw`\u2000-\u2bff\u3000-\u3004\u3008-\u3030\u{1f000}-\u{1faff}` +
+  String.raw`\uff00-\uff0f\uff1a-\uff20\uff3b-\uff40\uff5b-\uff65`;
+const LETTER = `[^${SIGNS}]`;
 const BRACKETS = String.raw`\[${LETTER}+\](?=[/.])|\(${LETTER}+\)(?=/)`;
 const CITED_FILE = `(?<!${LETTER})(?<file>(?:${LETTER}|${BRACKETS}){1,300})`;
 const NUMBER = String.raw`L?\d{1,7}`;
@@ -1627,8 +1637,10 @@ function wordsOf(question: string): string[] {
   const stems = words.map((word) => word.replace(/^([a-z]{3,}?)(ies|ing|ed|s)$/, "$1"));
   return [...new Set(stems)].slice(0, 8);
 }
-const PARTICLES =
-  /什么|哪里|哪儿|怎么|如何|为何|这个|那个|项目|代码|文件|处理|实现|函数|请问|介绍|一下|[的是在了吗做被和与把有我你它]/;
+const PARTICLES = new RegExp(
+  "什么|哪里|哪儿|怎么|如何|为何|这个|那个|项目|代码|文件|处理|实现|函数|请问|介绍|一下|" +
+    "[的是在了吗做被和与把有我你它]",
+);
 const STOP = new Set(
   `about and are called can checked code codebase codes come computed created define defined
   describe does done explain file files find for from function functions get give handle handled
@@ -1667,8 +1679,11 @@ function bestPlaces(searches: Hit[][]) {
   const apart = best.filter((a, i) => best.findIndex((b) => distance(a, b) < far) === i);
   return apart.slice(0, 3).map(({ file, line }) => ({ path: file, offset: Math.max(1, line - 3) }));
 }
-const PROSE =
-  /test|spec|docs?\/|example|bench|licen|^(ci|scripts)\/|\.(md|txt|lock|json|map)$|\.min\.|\.d\.[mc]?ts$/i;
+const PROSE = new RegExp(
+  String.raw`test|spec|docs?\/|example|bench|licen|^(ci|scripts)\/|` +
+    String.raw`\.(md|txt|lock|json|map)$|\.min\.|\.d\.[mc]?ts$`,
+  "i",
+);
 
 function introductions(listings: string[]): { path: string; offset?: number }[] {
   const rows = listings.join("\n").matchAll(/^(.*?) \((?:[\d.]+ (?:bytes|KB|MB)|link to .*)\)$/gm);
