@@ -1,8 +1,8 @@
-// The command line, seen from outside: the real file in a process of its own, against the scripted
-// server, with pipes and on a pseudo-terminal.
+// The command line, seen from outside, against the scripted server. What is about pipes, a real
+// terminal, Node's own switches or the working directory has a process of its own; all else, such as
+// the tables of wrong calls, of questions and of models, runs in this one.
 
 import assert from "node:assert/strict";
-import { spawnSync } from "node:child_process";
 import {
   copyFileSync,
   lstatSync,
@@ -16,15 +16,12 @@ import { test } from "node:test";
 import { temporary, write } from "./fixtures.ts";
 import {
   call,
-  cutMiddle,
-  hugeReply,
   type JsonObject,
   type ModelRequest,
   type ModelServer,
   reply,
   results,
   type Step,
-  stall,
   startModelServer,
   status,
   text,
@@ -33,11 +30,17 @@ import {
 import {
   atServer,
   type CliOptions,
+  command,
+  type HereOptions,
   MINI_PI,
   MODEL,
+  onTerminal,
   runCli,
-  startCli,
+  runHere,
   startCommand,
+  startHere,
+  startShell,
+  startTerminal,
 } from "./run-cli.ts";
 
 // ------------------------------------------------------------------------------- Helpers
@@ -60,9 +63,9 @@ const keyed = { ANTHROPIC_API_KEY: KEY };
 const to = (server: ModelServer, ...args: string[]) => atServer(server, DIR, ...args);
 
 /** Asks one question of a server with this script; a good run leaves it without problems. */
-async function ask(steps: Step[], args: string[] = [], options: CliOptions = {}) {
+async function ask(steps: Step[], args: string[] = [], options: HereOptions = {}) {
   await using server = await startModelServer(steps);
-  const result = await runCli(to(server, "what is it?", ...args), { env: keyed, ...options });
+  const result = await runHere(to(server, "what is it?", ...args), { env: keyed, ...options });
   assert.deepEqual(server.problems, []);
   return { ...result, requests: server.requests };
 }
@@ -84,20 +87,11 @@ function assertOneLine({ stdout, stderr }: { stdout: string; stderr: string }, s
   assert.equal(stdout, "");
 }
 
-const quoted = (args: string[]) => args.map((arg) => `'${arg.replaceAll("'", "'\\''")}'`).join(" ");
-const command = (...args: string[]) => quoted([process.execPath, MINI_PI, ...args]);
-const shell = (line: string, options?: CliOptions) =>
-  startCommand("sh", ["-c", line], options).done;
-
-const hasScript = /util-linux/.test(`${spawnSync("script", ["--version"]).stdout}`);
-const onTerminal = { skip: hasScript ? false : "there is no script(1) of util-linux" };
-
 /** Runs mini-pi on a pseudo-terminal; stdout and stderr are one there. */
 async function runOnTerminal(args: string[], options: CliOptions = {}) {
   const line = `stty cols 300 && exec ${command(...args)}`;
   const env = { TERM: "xterm-256color", ...options.env };
-  const result = await startCommand("script", ["-qec", line, "/dev/null"], { ...options, env })
-    .done;
+  const result = await startTerminal(line, { ...options, env }).done;
   return { ...result, stdout: result.stdout.replaceAll("\r\n", "\n") };
 }
 
@@ -137,80 +131,49 @@ const WRONG: [args: string[], says: RegExp, options?: CliOptions][] = [
   [[DIR, "-"], /question/, { input: " \n" }],
 ];
 
-test("a wrong call is one line that says what to do, exit 2, and no request", {
-  concurrency: 3,
-}, async (t) => {
+test("a wrong call is one line that says what to do, exit 2, and no request", async (t) => {
   // A call that goes on although it is wrong would ask this server, which has nothing to say.
   await using server = await startModelServer([]);
-  const rows = WRONG.map(([args, says, options]) =>
-    t.test(JSON.stringify(args), async () => {
+  for (const [args, says, options] of WRONG)
+    await t.test(JSON.stringify(args), async () => {
       const named = /-m|--model|--base-url/.test(args.join(" "));
       const first = named ? [] : atServer(server);
-      const result = await runCli([...first, ...args], { env: keyed, ...options });
+      const result = await runHere([...first, ...args], { env: keyed, ...options });
       assertOneLine(result, says);
       assert.equal(result.code, 2);
-    }),
-  );
-  await Promise.all(rows);
+    });
   assert.deepEqual([server.requests.length, server.problems], [0, []]);
 });
 
-test("limits that a timer cannot hold are taken or refused, and never crash", {
-  concurrency: 3,
-}, async (t) => {
-  const rows = ["0.7501", "1.001", "2147484", "1e9", "Infinity"].map((seconds) =>
-    t.test(seconds, async () => {
-      const { code, stderr } = await runCli([
-        "--timeout",
-        seconds,
-        "-m",
-        "offline",
-        DIR,
-        "answer?",
-      ]);
+test("limits that a timer cannot hold are taken or refused, and never crash", async (t) => {
+  for (const seconds of ["10.7501", "11.001", "2147484", "1e9", "Infinity"])
+    await t.test(seconds, async () => {
+      const { code, stderr } = await ask([reply("So.")], ["--timeout", seconds]);
       assert.doesNotMatch(stderr, /\n\s+at |Warning/);
       if (code === 2) assert.equal(lines(stderr).length, 1);
       else assert.equal(code, 0, stderr);
-    }),
-  );
-  await Promise.all(rows);
+    });
 });
 
 test("a base URL without a model does not end in an answer of the offline model", async () => {
-  const result = await runCli(["--base-url", "http://127.0.0.1:9/v1", DIR, "what is it?"]);
+  const result = await runHere(["--base-url", "http://127.0.0.1:9/v1", DIR, "what is it?"]);
   assertOneLine(result, /--model/);
   assert.equal(result.code, 2);
 });
 
-test("bad directory, refused key, turn limit and Ctrl-C end with four different codes", async () => {
+test("a bad directory, a refused key and the turn limit end with three different codes", async () => {
   const refused = await ask([status(401, { message: "invalid x-api-key" })]);
   const limited = await ask([read(), reply("All I know.")], ["--max-turns", "1"]);
-  const missing = await runCli(["no/such/dir", "q"]);
+  const missing = await runHere(["no/such/dir", "q"]);
   assert.deepEqual([missing.code, refused.code, limited.code], [2, 1, 3]);
   assertOneLine(refused, /401.*ANTHROPIC_API_KEY/);
   assert.equal(limited.stdout, "All I know.\n");
 });
 
-for (const [signal, code] of [
-  ["SIGINT", 130],
-  ["SIGTERM", 143],
-] as const)
-  test(`${signal} during a hung request ends in under a second with ${code} and a clean stdout`, async () => {
-    await using server = await startModelServer([stall()]);
-    const cli = startCli(to(server, "q"), { env: keyed });
-    await server.request(1);
-    const at = performance.now();
-    cli.child.kill(signal);
-    const result = await cli.done;
-    assert.ok(performance.now() - at < 1000);
-    assert.deepEqual([result.code, result.stdout], [code, ""]);
-    assert.doesNotMatch(result.stderr, /\n\s+at /);
-  });
-
 // ------------------------------------------------------------------------ Help and version
 
 test("help is on stdout, names every option of the design, fits 100 columns and needs no directory", async () => {
-  const [long, short] = await Promise.all([runCli(["--help"]), runCli(["-h", "--max-turns", "3"])]);
+  const [long, short] = [await runHere(["--help"]), await runHere(["-h", "--max-turns", "3"])];
   assert.equal(long.stdout, short.stdout);
   assert.deepEqual([long.code, long.stderr, short.code], [0, "", 0]);
   const options = `-m, --model <provider/id>|--base-url <url>|--thinking <level>|--max-turns <n>|
@@ -222,9 +185,10 @@ test("help is on stdout, names every option of the design, fits 100 columns and 
 
 test("the version is that of package.json, alone on stdout", async () => {
   const { version } = JSON.parse(readFileSync(path.join(MINI_PI, "../package.json"), "utf8"));
-  const results = await Promise.all(["--version", "-v"].map((flag) => runCli([flag])));
-  for (const { code, stdout, stderr } of results)
+  for (const flag of ["--version", "-v"]) {
+    const { code, stdout, stderr } = await runHere([flag]);
     assert.deepEqual([code, stdout, stderr], [0, `${version}\n`, ""]);
+  }
 });
 
 // ------------------------------------------------------------------------------ The question
@@ -243,36 +207,25 @@ const QUESTIONS: [name: string, args: string[], options: CliOptions, asked: stri
   ["an argument after --", ["--", "--why?"], {}, "--why?"],
 ];
 
-test("the question is what was given, and stdin is read only where it is asked for", {
-  concurrency: 3,
-}, async (t) => {
-  const rows = QUESTIONS.map(([name, args, options, asked]) =>
-    t.test(name, async () => {
+test("the question is what was given, and stdin is read only where it is asked for", async (t) => {
+  for (const [name, args, options, asked] of QUESTIONS)
+    await t.test(name, async () => {
       await using server = await startModelServer([reply("So.")]);
       const dashes = args[0] === "--" ? ["--"] : [];
       const rest = args.slice(dashes.length);
       const all = [...atServer(server), ...dashes, DIR, ...rest];
-      const { code, stdout } = await runCli(all, { env: keyed, ...options });
+      const { code, stdout } = await runHere(all, { env: keyed, ...options });
       assert.deepEqual([code, stdout, server.problems], [0, "So.\n", []]);
       assert.equal(question(server.requests[0]), asked);
-    }),
-  );
-  await Promise.all(rows);
+    });
 });
 
 test("a slow producer's text is read to its end", async () => {
   await using server = await startModelServer([reply("So.")]);
-  const line = `(printf one; sleep 0.6; echo two) | ${command(...to(server, "why?", "-"))}`;
-  assert.equal((await shell(line, { env: keyed })).stdout, "So.\n");
+  const line = "(printf one; sleep 0.5; echo two) | mini-pi";
+  const { stdout } = await startShell(to(server, "why?", "-"), line, { env: keyed }).done;
+  assert.equal(stdout, "So.\n");
   assert.equal(question(server.requests[0]), "why?\n\nonetwo");
-});
-
-test("a question in a while-read loop leaves the loop its input", async () => {
-  const run = command("-q", "-m", "offline", "--no-session", DIR, "where is the answer?");
-  const { stdout } = await shell(`printf '1\\n2\\n' | while read n; do ${run}; done`, {
-    input: "open",
-  });
-  assert.equal(stdout.match(/offline\/search/g)?.length, 2);
 });
 
 // ----------------------------------------------------------------------------------- stdout
@@ -299,39 +252,26 @@ const ANSWERS: [name: string, steps: Step[], stdout: string][] = [
   ["with control characters", [reply(ACTIVE)], `${ACTIVE}\n`],
 ];
 
-test("stdout is exactly the answer and one newline when it is piped", {
-  concurrency: 3,
-}, async (t) => {
-  const rows = ANSWERS.map(([name, steps, expected]) =>
-    t.test(name, async () => {
+test("stdout is exactly the answer and one newline when it is piped", async (t) => {
+  for (const [name, steps, expected] of ANSWERS)
+    await t.test(name, async () => {
       const { code, stdout } = await ask(steps);
       assert.deepEqual([code, stdout], [0, expected]);
-    }),
-  );
-  await Promise.all(rows);
-});
-
-test("an answer of 300 KB arrives whole at a slow reader", async () => {
-  await using server = await startModelServer([hugeReply(300_000)]);
-  const line = `${command(...to(server, "q"))} 2>/dev/null | (sleep 0.3; wc -c)`;
-  assert.equal((await shell(line, { env: keyed })).stdout.trim(), "300001");
-});
-
-test("a closed pipe ends it quietly, on stdout and on stderr", async () => {
-  for (const pipe of ["| true", "| head -c 10", "2>&1 | true"]) {
-    await using server = await startModelServer([read(), hugeReply(300_000)]);
-    const { stderr, timedOut } = await shell(`${command(...to(server, "q"))} ${pipe}`, {
-      env: keyed,
     });
-    assert.equal(timedOut, false);
-    assert.doesNotMatch(stderr, /EPIPE|\n\s+at /);
-  }
 });
 
 test("debug switches of Node and of the providers' libraries leave stdout the answer's alone", async () => {
-  const debug = { DEBUG: "*", OPENAI_LOG: "debug", ANTHROPIC_LOG: "debug", NODE_DEBUG: "http,net" };
-  const { stdout } = await ask([read(), reply("It counts.")], [], { env: { ...keyed, ...debug } });
-  assert.equal(stdout, "It counts.\n");
+  const logs = { DEBUG: "*", OPENAI_LOG: "debug", ANTHROPIC_LOG: "debug" };
+  const env = { ...keyed, ...logs, NODE_DEBUG: "http,net,fetch,undici" };
+  const results = [];
+  for (const name of ["anthropic", "openai"]) {
+    await using server = await startModelServer([read(), reply(ACTIVE)]);
+    const local = ["-m", "qwen9", "--base-url", server.openaiUrl, DIR];
+    const args = name === "anthropic" ? to(server) : local;
+    results.push(await runCli([...args, "what is it?"], { env }));
+    assert.deepEqual(server.problems, []);
+  }
+  for (const { code, stdout } of results) assert.deepEqual([code, stdout], [0, `${ACTIVE}\n`]);
 });
 
 // --------------------------------------------------------------------------------- Progress
@@ -350,7 +290,7 @@ test("each tool call is a line on stderr before the next request, and no model i
       return reply("See a.ts:1.");
     },
   ]);
-  const cli = startCli(to(server, "q"), { env: keyed });
+  const cli = startHere(to(server, "q"), { env: keyed });
   const { code, stderr } = await cli.done;
   assert.deepEqual([code, server.requests.length, server.problems], [0, 3, []]);
   assert.equal(lines(seen[0] ?? "").length, 2);
@@ -364,7 +304,7 @@ test("--quiet leaves stderr empty, but for errors", async () => {
   const [good, bad, offline] = await Promise.all([
     ask([read(), reply("It counts: a.ts:1, b.ts:9."), reply("It counts: b.ts:9.")], ["-q"]),
     ask([status(401)], ["--quiet"]),
-    runCli(["-q", DIR, "where is the answer?"]),
+    runHere(["-q", DIR, "where is the answer?"]),
   ]);
   assert.deepEqual([good.code, good.stderr], [0, ""]);
   assertOneLine(bad, /ANTHROPIC_API_KEY/);
@@ -375,14 +315,15 @@ test("--quiet leaves stderr empty, but for errors", async () => {
 
 test("colours are for terminals only, and NO_COLOR is honoured there", onTerminal, async () => {
   const args = ["-m", "offline", DIR, "where is the answer?"];
-  const [coloured, plain, dumb, piped] = await Promise.all([
-    runOnTerminal(args),
-    runOnTerminal(args, { env: { NO_COLOR: "1" } }),
-    runOnTerminal(args, { env: { TERM: "dumb" } }),
-    runCli(args, { env: { TERM: "xterm-256color", COLORTERM: "truecolor" } }),
+  const terminal = { TERM: "xterm-256color", COLORTERM: "truecolor" };
+  const coloured = await runOnTerminal(args);
+  const plain = await Promise.all([
+    runHere(args, { terminal: true, env: { ...terminal, NO_COLOR: "1" } }),
+    runHere(args, { terminal: true, env: { TERM: "dumb" } }),
+    runHere(args, { env: terminal }),
   ]);
   assert.match(coloured.stdout, /\x1b\[2m/);
-  for (const { code, stdout, stderr } of [plain, dumb, piped]) {
+  for (const { code, stdout, stderr } of plain) {
     assert.equal(code, 0);
     assert.doesNotMatch(stdout + stderr, ACTS);
   }
@@ -405,7 +346,7 @@ test(
         shown.push(...results(request));
         return reply([
           thinking(ACTIVE),
-          text([ACTIVE, `\x1b[31m${ACTIVE}`]),
+          text([`${ACTIVE}\x1b`, `[31m${ACTIVE}`]),
           call(ACTIVE, { path: ACTIVE }),
         ]);
       },
@@ -422,45 +363,32 @@ test(
   },
 );
 
-test("an error from the provider cannot act on a terminal either", onTerminal, async () => {
-  await using server = await startModelServer([status(400, { message: ACTIVE })]);
-  const { code, stdout } = await runOnTerminal(to(server, "q"), {
-    env: { ...keyed, NO_COLOR: "1" },
-  });
+test("an error from the provider cannot act on a terminal either", async () => {
+  const env = { ...keyed, NO_COLOR: "1" };
+  const steps = [status(400, { message: ACTIVE })];
+  const { code, stdout } = await ask(steps, [], { env, terminal: true });
   assert.deepEqual([code, ACTS.test(stdout)], [1, false]);
 });
 
-test("on a terminal the answer streams, and is shown once", onTerminal, async () => {
-  let onHalf = () => {};
-  const half = new Promise<void>((done) => {
-    onHalf = done;
-  });
-  await using server = await startModelServer([read(), reply([text(["It ", "counts."], half)])]);
-  const line = `exec ${command(...to(server, "q"))}`;
-  const cli = startCommand("script", ["-qec", line, "/dev/null"], { env: keyed });
+test("on a terminal the answer streams, and is shown once", async () => {
+  const gate = Promise.withResolvers<void>();
+  const counts = reply([text(["It ", "counts."], gate.promise)]);
+  await using server = await startModelServer([read(), counts]);
+  const cli = startHere(to(server, "q"), { env: keyed, terminal: true });
   await cli.waitFor(/It $/, "stdout");
-  onHalf();
+  gate.resolve();
   const { stdout } = await cli.done;
-  assert.equal(stdout.match(/It counts\.\r\n/g)?.length, 1);
-});
-
-test("a retried reply is not shown twice on a terminal", onTerminal, async () => {
-  const env = { ...keyed, NO_COLOR: "1", MINI_PI_RETRY_MS: "10" };
-  await using server = await startModelServer([cutMiddle([text("It cou")]), reply("It counts.")]);
-  const { code, stdout } = await runOnTerminal(to(server, "q"), { env });
-  assert.equal(code, 0);
-  assert.equal(stdout.match(/It cou/g)?.length, 1);
-  assert.match(stdout, /retry 1\/4/);
+  assert.equal(stdout.match(/It counts\.\n/g)?.length, 1);
 });
 
 // ----------------------------------------------------------------------------------- Models
 
 test("--list-models lists on stdout what has a key, and the offline model always", async () => {
   const [none, all, some, nothing] = await Promise.all([
-    runCli(["--list-models"]),
-    runCli(["--list-models"], { env: keyed }),
-    runCli(["--list-models", "sonnet-5-5"], { env: keyed }),
-    runCli(["--list-models", "no-such-model"], { env: keyed }),
+    runHere(["--list-models"]),
+    runHere(["--list-models"], { env: keyed }),
+    runHere(["--list-models", "sonnet-5-5"], { env: keyed }),
+    runHere(["--list-models", "no-such-model"], { env: keyed }),
   ]);
   for (const { code, stderr } of [none, all, some]) assert.deepEqual([code, stderr], [0, ""]);
   assert.match(nothing.stderr, /^No model .* "no-such-model"/);
@@ -474,20 +402,16 @@ test("--list-models lists on stdout what has a key, and the offline model always
 /** This model always thinks: what is below its least level means that. */
 const EFFORTS = ["medium", "low", "low", "low", "medium", "high", "xhigh", "max"];
 
-test("--thinking reaches the model, medium without it, and off is never more than minimal", {
-  concurrency: 3,
-}, async (t) => {
+test("--thinking reaches the model, medium without it, and off is never more than minimal", async (t) => {
   const bodies = new Map<string, JsonObject | undefined>();
   const levels = ["", "off", "minimal", "low", "medium", "high", "xhigh", "max"];
-  const rows = levels.map((level) =>
-    t.test(level || "none given", async () => {
+  for (const level of levels)
+    await t.test(level || "none given", async () => {
       const args = level ? ["--thinking", level] : [];
       const { code, requests } = await ask([reply("So.")], args);
       assert.equal(code, 0);
       bodies.set(level, requests[0]?.body);
-    }),
-  );
-  await Promise.all(rows);
+    });
   // In a system message after the question, so that the cache holds, else at the top of the body.
   const effort = (level: string) =>
     /"effort":"(\w+)"/.exec(`${JSON.stringify(bodies.get(level))}`)?.[1];
@@ -497,10 +421,10 @@ test("--thinking reaches the model, medium without it, and off is never more tha
 test("MINI_PI_MODEL names the model, -m goes before it, and an empty one counts as unset", async () => {
   const offline = ["-m", "offline/search", DIR, "where is the answer?"];
   const [named, before, empty, wrong] = await Promise.all([
-    runCli([DIR, "where is the answer?"], { env: { ...keyed, MINI_PI_MODEL: "offline/search" } }),
-    runCli(offline, { env: { MINI_PI_MODEL: MODEL } }),
-    runCli([DIR, "where is the answer?"], { env: { MINI_PI_MODEL: "" } }),
-    runCli([DIR, "q"], { env: { MINI_PI_MODEL: "nobody/nothing" } }),
+    runHere([DIR, "where is the answer?"], { env: { ...keyed, MINI_PI_MODEL: "offline/search" } }),
+    runHere(offline, { env: { MINI_PI_MODEL: MODEL } }),
+    runHere([DIR, "where is the answer?"], { env: { MINI_PI_MODEL: "" } }),
+    runHere([DIR, "q"], { env: { MINI_PI_MODEL: "nobody/nothing" } }),
   ]);
   for (const { code, stdout } of [named, before, empty]) {
     assert.equal(code, 0);
@@ -512,7 +436,7 @@ test("MINI_PI_MODEL names the model, -m goes before it, and an empty one counts 
 });
 
 test("without a key the offline model answers, and stderr says so and names the variables to set", async () => {
-  const { code, stdout, stderr } = await runCli([DIR, "where is the answer?"]);
+  const { code, stdout, stderr } = await runHere([DIR, "where is the answer?"]);
   assert.equal(code, 0);
   assert.match(stdout, /a\.ts:1/);
   assert.match(stderr, /No key[\s\S]*offline\/search[\s\S]*ANTHROPIC_API_KEY[\s\S]*OPENAI_API_KEY/);
@@ -549,14 +473,12 @@ const SERVERS: Local[] = [
   ["an id that other hosts have, too", "openai/gpt-oss-20b", {}, undefined, "openai/gpt-oss-20b"],
 ];
 
-test("--base-url takes the requests, of a catalogue's model and of any other", {
-  concurrency: 3,
-}, async (t) => {
-  const rows = SERVERS.map(([name, model, env, auth, sent]) =>
-    t.test(name, async () => {
+test("--base-url takes the requests, of a catalogue's model and of any other", async (t) => {
+  for (const [name, model, env, auth, sent] of SERVERS)
+    await t.test(name, async () => {
       await using server = await startModelServer([read(), reply("It counts: a.ts:1")]);
       const url = model === MODEL ? server.url : server.openaiUrl;
-      const result = await runCli(["-m", model, "--base-url", url, DIR, "q"], { env });
+      const result = await runHere(["-m", model, "--base-url", url, DIR, "q"], { env });
       assert.deepEqual([result.code, result.stdout], [0, "It counts: a.ts:1\n"], result.stderr);
       assert.deepEqual(server.problems, []);
       const [request] = server.requests;
@@ -564,22 +486,19 @@ test("--base-url takes the requests, of a catalogue's model and of any other", {
       const { authorization, "x-api-key": key } = request?.headers ?? {};
       if (auth) assert.equal(key ?? authorization, auth);
       else assert.doesNotMatch(`${key} ${authorization}`, /sk-ant/);
-    }),
-  );
-  await Promise.all(rows);
+    });
 });
 
-test("nothing listens at the base URL: exit 1 and one line that says so, at once", async () => {
+test("nothing listens at the base URL: exit 1, and one line that says so and of no retry", async () => {
   const server = await startModelServer([]);
   await server.close();
-  const result = await runCli(["-m", "qwen9", "--base-url", server.openaiUrl, DIR, "q"]);
+  const result = await runHere(["-m", "qwen9", "--base-url", server.openaiUrl, DIR, "q"]);
   assert.equal(result.code, 1);
   assertOneLine(result, /127\.0\.0\.1:\d+.*ECONNREFUSED.*--base-url/);
-  assert.ok(result.ms < 5000);
 });
 
 test("a bare model id goes to the provider whose key is there", async () => {
-  const { stderr } = await runCli(["-m", "gpt-6.2-sol", "--max-turns", "1", DIR], {
+  const { stderr } = await runHere(["-m", "gpt-6.2-sol", "--max-turns", "1", DIR], {
     env: { OPENAI_API_KEY: "sk-openai" },
   });
   // The missing question is noticed last, so the model was found.
@@ -595,7 +514,7 @@ test("a model that is named without its key: one line with the variable, exit 2,
     google: "GEMINI_API_KEY",
   };
   for (const [provider, variable] of Object.entries(variables)) {
-    const result = await runCli(["-m", provider, DIR, "q"], { input: "open" });
+    const result = await runHere(["-m", provider, DIR, "q"], { input: "open" });
     assertOneLine(result, new RegExp(`no key for ${provider}.*${variable}`));
     assert.equal(result.code, 2);
   }
@@ -645,28 +564,24 @@ test("nothing is written in the directory, and nothing in it configures the agen
     reply("See src/a.ts:1."),
   ]);
   const args = atServer(server, ".", "q");
-  assert.equal((await runCli(args, { env: keyed, cwd: dir })).code, 0);
+  assert.equal((await runHere(args, { env: keyed, cwd: dir })).code, 0);
   assert.doesNotMatch(server.requests[0]?.raw ?? "", /CANARY/);
   assert.doesNotMatch(server.requests[1]?.raw ?? "", /CANARY=1|sk-ant/);
   assert.deepEqual(snapshot(dir), before);
 });
 
 test("a .env beside mini-pi.ts may hold keys, and the environment goes before it", async () => {
-  const home = tree({ ".env": "ANTHROPIC_API_KEY=from-file\nMINI_PI_MODEL=anthropic\n" });
+  const home = tree({ ".env": "ANTHROPIC_API_KEY=from-file\nMINI_PI_MODEL=deepseek\n" });
   const copy = path.join(home, "mini-pi.ts");
   copyFileSync(MINI_PI, copy);
   writeFileSync(path.join(home, "package.json"), '{"type": "module"}');
   symlinkSync(path.join(MINI_PI, "../node_modules"), path.join(home, "node_modules"));
-  for (const [env, key] of [
-    [{}, "from-file"],
-    [keyed, KEY],
-  ] as const) {
-    await using server = await startModelServer([reply("So.")]);
-    const args = [copy, "--base-url", server.url, DIR, "q"];
-    const { code, stderr } = await startCommand(process.execPath, args, { env }).done;
-    assert.equal(code, 0, stderr);
-    assert.equal(server.requests[0]?.headers["x-api-key"], key);
-  }
+  await using server = await startModelServer([reply("So.")]);
+  const args = [copy, "--base-url", server.url, DIR, "q"];
+  const env = { DEEPSEEK_API_KEY: "ds-1", MINI_PI_MODEL: MODEL };
+  const { code, stderr } = await startCommand(process.execPath, args, { env }).done;
+  assert.equal(code, 0, stderr);
+  assert.equal(server.requests[0]?.headers["x-api-key"], "from-file");
 });
 
 test("importing it parses, prints, reads and changes nothing, and lets the process end", async () => {
@@ -680,6 +595,13 @@ test("importing it parses, prints, reads and changes nothing, and lets the proce
   const args = ["--input-type=module", "-e", code, "--", "--help", "no/such/dir"];
   const result = await startCommand(process.execPath, args, { input: "open" }).done;
   assert.deepEqual([result.code, result.stderr, result.timedOut], [0, "", false]);
-  for (const name of ["createAgent", "runAgent", "findModel", "defaultTools", "checkSources"])
+  for (const name of [
+    "createAgent",
+    "runAgent",
+    "findModel",
+    "defaultTools",
+    "checkSources",
+    "run",
+  ])
     assert.ok(result.stdout.split(",").includes(name), name);
 });

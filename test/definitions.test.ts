@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
-import { checkSources, definitionsAround, outline, runTool } from "../mini-pi.ts";
+import { checkSources, definitionsAround, enclosing, outline, runTool } from "../mini-pi.ts";
 import { agentWith, read, search } from "./fixtures.ts";
 
 /** A source in which one line holds HIT, and the lines that are to be shown with it. */
@@ -288,13 +288,14 @@ describe("the definitions around a line are told by indentation, the outermost f
     test(language, () => {
       const lines = source.split("\n");
       const at = 1 + lines.findIndex((line) => line.includes("HIT"));
-      const around = definitionsAround(lines, at).map((n) => lines[n - 1]?.trim());
+      const around = definitionsAround(enclosing(lines), at).map((n) => lines[n - 1]?.trim());
       assert.deepEqual(around, expected);
     });
 });
 
 test("a line that is not there stands in nothing", () => {
-  for (const at of [0, 3, 1e9]) assert.deepEqual(definitionsAround(["class A {", "  b"], at), []);
+  for (const at of [0, 3, 1e9])
+    assert.deepEqual(definitionsAround(enclosing(["class A {", "  b"]), at), []);
 });
 
 // ─── In searches ───────────────────────────────────────────────────────────────────────────────
@@ -336,11 +337,11 @@ test("a definition that is itself a match, or a line around one, is not shown ag
   const { text } = await search(agent, "needle", { ignoreCase: true });
   assert.equal(text, "a.ts\n1: class Needle {\n2=   b() {\n3:     return needle;");
   const around = await search(agent, "return", { context: 1 });
-  assert.equal(around.text, "a.ts\n1= class Needle {\n2-   b() {\n3:     return needle;\n4-   }");
+  assert.equal(around.text, "a.ts\n1= class Needle {\n2=   b() {\n3:     return needle;\n4-   }");
 });
 
 test("no definition of a secret file, of a binary or of a line out of reach is shown", async () => {
-  const deep = `class Far {\n${"  x\n".repeat(6000)}  needle\n}\n`;
+  const deep = `class Far {\n${"  x\n".repeat(21_000)}  needle\n}\n`;
   const agent = await agentWith({
     ".env": "class Secret {\n  needle\n}\n",
     "a.bin": "class Binary {\n  needle\n}\n\0",
@@ -348,7 +349,7 @@ test("no definition of a secret file, of a binary or of a line out of reach is s
     "wide.ts": `class Wide {${" ".repeat(400)}\n  needle\n}\n`,
   });
   const { text } = await search(agent, "needle");
-  assert.equal(text, "far.ts\n6002:   needle\nwide.ts\n2:   needle");
+  assert.match(text, /^far\.ts\n21002: {3}needle\nwide\.ts\n2: {3}needle\n\[left out.*\.env\]$/);
 });
 
 test("a definition that was shown counts as seen", async () => {
@@ -410,7 +411,8 @@ test("a file made to be slow does not hold up a search", async () => {
   });
   const start = performance.now();
   await search(agent, "needle");
-  assert.ok(performance.now() - start < 3000, `${performance.now() - start} ms`);
+  // It would take minutes if each line were compared with each.
+  assert.ok(performance.now() - start < 15_000, `${performance.now() - start} ms`);
 });
 
 // ─── In pages ──────────────────────────────────────────────────────────────────────────────────
@@ -425,7 +427,7 @@ test("a first page is followed by what the rest of the file defines, with its li
   const { text } = await read(agent, "a.ts");
   const [, below = ""] = text.split(/^\[lines 1-400 of 607; offset=401 .*\n/m);
   const rows = below.split("\n");
-  assert.equal(rows.shift(), "[51 of 51 definitions in lines 401-607:]");
+  assert.equal(rows.shift(), "[definitions below, as far as there is room:]");
   assert.equal(rows[0], "402=   method101(x: number) {");
   assert.equal(rows.at(-1), "604= function last() {");
   const lines = long.split("\n");
@@ -447,14 +449,11 @@ test("only a long first page has an outline: no further one, no short look, no w
   assert.match((await read(agent, "a.ts", { limit: 400 })).text, /^401= {3}method101/m);
 });
 
-test("an outline without room for all has the outermost, in their order, and how many there are", async () => {
+test("an outline without room for all has the outermost, in their order", async () => {
   const nested = (i: number) => `class C${i} {\n${method(i)}${method(i)}}\n`;
   const agent = await agentWith({ "a.ts": many(200, nested), "b.ts": many(2000, nested) });
   const { text } = await read(agent, "a.ts");
-  assert.match(
-    text,
-    /^\[\d+ of 480 definitions in lines 401-2000; the others in lines \d+-1996:\]$/m,
-  );
+  assert.match(text, /^\[definitions below, as far as there is room:\]$/m);
   const numbers = [...text.matchAll(/^(\d+)= /gm)].map(([, n]) => Number(n));
   assert.deepEqual(
     numbers,
@@ -462,7 +461,7 @@ test("an outline without room for all has the outermost, in their order, and how
   );
   assert.equal(text.match(/^\d+= class/gm)?.length, 160, "each class, before any method");
   const larger = await read(agent, "b.ts");
-  const outlined = larger.text.slice(larger.text.indexOf("definitions in lines"));
+  const outlined = larger.text.slice(larger.text.indexOf("[definitions below"));
   assert.ok(Buffer.byteLength(outlined) < 4.5 * 1024, `${outlined.length} characters`);
 });
 
@@ -506,10 +505,10 @@ test("data, prose and logs have no outline", async () => {
     assert.doesNotMatch((await read(agent, name)).text, /^\d+= /m, name);
 });
 
-test("an outline takes no time, whatever the lines are like", () => {
+test("an outline of a file made to be slow ends, too", () => {
   const start = performance.now();
   outline(many(1700, () => `${"a (".repeat(96)}\n`).split("\n"), 0);
   outline(many(250_000, () => "{\n").split("\n"), 0);
   outline(["x".repeat(5_000_000)], 0);
-  assert.ok(performance.now() - start < 2000, `${performance.now() - start} ms`);
+  assert.ok(performance.now() - start < 10_000, `${performance.now() - start} ms`);
 });

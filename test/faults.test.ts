@@ -1,18 +1,19 @@
 // What can go wrong, and what the user then sees: a table of faults and their outcome. A real server
-// injects each of them into a run of the real command line, once for a model of Anthropic and once
-// for a local server that speaks OpenAI's protocol.
+// injects each of them into a run of the command line, once for a model of Anthropic and once for a
+// local server that speaks OpenAI's protocol. Most runs are in this process; one of each kind has a
+// process of its own, which must also end by itself, with its output and its exit code.
 //
 // A row names the fault, what the server does request by request, and the outcome: the exit code, the
 // whole of stdout, a line on stderr, and the number of requests (that of the steps, if not said).
 // Whatever the row, `run` sees to what always holds: the history that was sent is valid, no key and
-// no stack trace is shown, a failure is told in one line, and the process ends with its output.
+// no stack trace is shown, a failure is told in one line, and the run ends with its output.
 //
 // In reading order: the rows, one table a group; what does not fit a row; the directory that is
 // asked about, and how a row is run.
 
 import assert from "node:assert/strict";
 import { once } from "node:events";
-import { existsSync, mkdirSync, mkdtempSync, rmSync, writeFileSync } from "node:fs";
+import { mkdirSync, mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import * as http from "node:http";
 import * as https from "node:https";
 import type * as net from "node:net";
@@ -47,14 +48,7 @@ import {
   thinking,
   unknown,
 } from "./model-server.ts";
-import {
-  type CliOptions,
-  type CliResult,
-  MINI_PI,
-  runCli,
-  startCli,
-  startCommand,
-} from "./run-cli.ts";
+import { type CliOptions, type CliResult, runCli, runHere } from "./run-cli.ts";
 
 type Row = [fault: string, steps: Step[], outcome: Outcome];
 
@@ -68,6 +62,8 @@ interface Outcome {
   sent?: (requests: ModelRequest[]) => void;
   /** For a fault that one API only knows, or that does not depend on it. */
   api?: Api;
+  /** With this API the row is run in a process of its own. None of these waits for a clock. */
+  real?: Api;
   args?: string[];
   env?: Record<string, string>;
   /** The last step answers all further requests, too. */
@@ -83,14 +79,9 @@ const recovered = { code: 0, stdout: "Recovered." };
 const KEY = "sk-test-0123456789-abcdef";
 const DIRECTORY = directoryToAskAbout();
 const SESSIONS = temporary();
-/** script(1) gives a command a terminal. */
-const NO_TERMINAL = !existsSync("/usr/bin/script");
-const QUICK = {
-  MINI_PI_RETRY_MS: "20",
-  NODE_COMPILE_CACHE: join(tmpdir(), "mini-pi-compile-cache"),
-};
-const IDLE = { MINI_PI_IDLE_MS: "1500" };
-const NO_ANSWER = /^mini-pi: .*no answer for 1\.5 s/m;
+const ENV = { ANTHROPIC_API_KEY: KEY, MINI_PI_API_KEY: KEY, MINI_PI_RETRY_MS: "5" };
+const IDLE = { MINI_PI_IDLE_MS: "800" };
+const NO_ANSWER = /^mini-pi: .*no answer for 0\.8 s/m;
 const wait = (seconds: string) => ({ headers: { "retry-after": seconds } });
 
 /** Calls that read a whole file, and one line of another. */
@@ -106,7 +97,8 @@ const colours = "bad\x1b]52;c;aGk=\x07 \x1b[2Jthing\nmini-pi: all is well";
 const STATUSES: Row[] = [
   ...[408, 429, 500, 502, 503, 504, 529].map((code): Row => {
     const stderr = /^retry 1\/4 in 1 s: .*^retry 2\/4 in 1 s: /ms;
-    return [`a ${code}, twice`, [status(code), status(code), ok], { ...recovered, stderr }];
+    const real = code === 529 ? "anthropic" : undefined;
+    return [`a ${code}, twice`, [status(code), status(code), ok], { real, ...recovered, stderr }];
   }),
   [
     "a 529 for ever",
@@ -134,21 +126,22 @@ const STATUSES: Row[] = [
     { api: "openai", ...recovered, stderr: /^retry 1\/4 in 1 s: /m },
   ],
   [
-    "a 529 that asks for a second's patience",
-    [status(529, wait("1")), ok],
+    "a 529 that asks for a little patience",
+    [status(529, wait("0.2")), ok],
     {
       ...recovered,
       stderr: /^retry 1\/4 in 1 s: /m,
-      sent: (requests) => assert.ok(at(requests, 1).at - at(requests, 0).at > 990),
+      sent: (requests) => assert.ok(at(requests, 1).at - at(requests, 0).at > 190),
     },
   ],
   [
     "a 529 that asks for patience until a moment",
-    [() => status(529, wait(new Date(Date.now() + 2000).toUTCString())), ok],
+    [() => status(529, wait(new Date(Date.now() + 50_000).toUTCString()))],
     {
       api: "anthropic",
-      ...recovered,
-      sent: (requests) => assert.ok(at(requests, 1).at - at(requests, 0).at > 990),
+      args: ["--timeout", "1"],
+      code: INCOMPLETE,
+      stderr: /^retry 1\/4 in (4\d|50) s: .*^mini-pi: .*--timeout/ms,
     },
   ],
   [
@@ -167,7 +160,7 @@ const STATUSES: Row[] = [
     return [
       `a ${code}`,
       [status(code, { message: "invalid x-api-key" })],
-      { code: FAILED, stderr },
+      { real: code === 401 ? "openai" : undefined, code: FAILED, stderr },
     ];
   }),
   [
@@ -232,7 +225,12 @@ const CONNECTIONS: Row[] = [
     [
       `a connection ${how} in the middle of the answer`,
       [cutMiddle([text("Reco")], how), ok],
-      { ...recovered, stderr: /^retry 1\/4 in 1 s: /m, sent: lastTwoAlike },
+      {
+        real: how === "reset" ? "openai" : undefined,
+        ...recovered,
+        stderr: /^retry 1\/4 in 1 s: /m,
+        sent: lastTwoAlike,
+      },
     ],
     [
       `a connection ${how} in the middle of a call`,
@@ -284,33 +282,34 @@ const CONNECTIONS: Row[] = [
   ],
   [
     "an answer that takes longer than any one silence may",
-    [reply([text([..."Recovered."], 200)])],
+    [reply([text([..."Recovered."], 100)])],
     { env: IDLE, ...recovered },
   ],
 ];
 
-const TIME_IS_UP = /^mini-pi: .*2 s.*--timeout/m;
+const TIME_IS_UP = /^mini-pi: .*1 s.*--timeout/m;
 
 const LIMITS: Row[] = [
   [
     "the time limit before an answer",
     [stall()],
-    { args: ["--timeout", "2"], code: INCOMPLETE, stderr: TIME_IS_UP },
+    { args: ["--timeout", "1"], code: INCOMPLETE, stderr: TIME_IS_UP },
   ],
   [
     "the time limit in the middle of an answer",
     [keepAliveStall({ after: [text("Half an ans")] })],
-    { args: ["--timeout", "2"], code: INCOMPLETE, stdout: "Half an ans", stderr: TIME_IS_UP },
+    { args: ["--timeout", "1"], code: INCOMPLETE, stdout: "Half an ans", stderr: TIME_IS_UP },
   ],
   [
     "the time limit in the wait before another try",
     [status(529, wait("30"))],
-    { args: ["--timeout", "2"], code: INCOMPLETE, stderr: TIME_IS_UP },
+    { args: ["--timeout", "1"], code: INCOMPLETE, stderr: TIME_IS_UP },
   ],
   [
     "the turn limit",
     [reply([line(1)]), reply([line(2)]), reply("As far as I know.")],
     {
+      real: "openai",
       args: ["--max-turns", "2"],
       code: INCOMPLETE,
       stdout: "As far as I know.",
@@ -433,7 +432,7 @@ const ENDINGS: Row[] = [
   [
     "a refusal after some text",
     [reply("Well, I", REFUSED)],
-    { code: INCOMPLETE, stdout: "Well, I", stderr: WHY_REFUSED },
+    { real: "anthropic", code: INCOMPLETE, stdout: "Well, I", stderr: WHY_REFUSED },
   ],
   ...["model_length", "weird"].map((stop): Row => {
     const stderr = new RegExp(`^mini-pi: .*${stop}`, "m");
@@ -491,12 +490,12 @@ const CONTEXT: Row[] = [
   [
     "a context that overflows with the first result",
     [reply([line(1)]), contextOverflow()],
-    { code: FAILED, stderr: /^mini-pi: .*context/m },
+    { real: "anthropic", code: FAILED, stderr: /^mini-pi: .*context/m },
   ],
   [
     "a local server's context that has lost the question",
     [status(500, { message: "no user query found in messages" })],
-    { api: "openai", forever: true, code: FAILED, stderr: /^mini-pi: .*num_ctx/m, requests: 5 },
+    { api: "openai", forever: true, code: FAILED, stderr: /^mini-pi: .*num_ctx/m, requests: 1 },
   ],
   [
     "a local model that takes no tools",
@@ -559,8 +558,8 @@ const HISTORY: Row[] = [
     { ...recovered, stderr: /(failed: .*){3}/s },
   ],
   [
-    "twenty-five turns",
-    [...Array.from({ length: 24 }, (_, n) => reply([line(n + 1)])), ok],
+    "fifteen turns",
+    [...Array.from({ length: 14 }, (_, n) => reply([line(n + 1)])), ok],
     { ...recovered, sent: onlyAppended },
   ],
   [
@@ -700,12 +699,13 @@ const TABLE = {
 };
 
 for (const [group, rows] of Object.entries(TABLE))
-  describe(`After ${group}`, { concurrency: 4 }, () => {
+  describe(`After ${group}`, { concurrency: 8 }, () => {
     for (const [fault, steps, outcome] of rows)
       for (const api of outcome.api ? [outcome.api] : APIS) {
         const requests = outcome.requests ?? steps.length;
         const end = `exit code ${outcome.code} after ${requests} requests`;
-        test(`${api}: ${fault} ends with ${end}`, { expectFailure: outcome.fails }, () =>
+        const where = outcome.real === api ? ", also as a process" : "";
+        test(`${api}: ${fault} ends with ${end}${where}`, { expectFailure: outcome.fails }, () =>
           run(api, steps, outcome, requests),
         );
       }
@@ -713,12 +713,12 @@ for (const [group, rows] of Object.entries(TABLE))
 
 // ---------------------------------------------------------------- What does not fit a row
 
-describe("A connection that cannot be made", { concurrency: 4 }, () => {
+describe("A connection that cannot be made", { concurrency: 8 }, () => {
   /** Ends with one line that says what to do; nothing is tried again, for it would fail again. */
   async function fails(baseUrl: string, advice: RegExp) {
     for (const api of APIS) {
       const model = api === "anthropic" ? "anthropic/claude-sonnet-5-5" : "some-model";
-      const result = await mini(["-m", model, "--base-url", baseUrl], { env: keysFor(api) });
+      const result = await mini(["-m", model, "--base-url", baseUrl]);
       isWell(result, { code: FAILED, stderr: advice });
       assert.doesNotMatch(result.stderr, /^retry/m);
     }
@@ -728,7 +728,7 @@ describe("A connection that cannot be made", { concurrency: 4 }, () => {
     const server = http.createServer();
     const port = await listen(server);
     await new Promise((closed) => server.close(closed));
-    await fails(`http://127.0.0.1:${port}/v1`, /^mini-pi: .*Nothing listens there/m);
+    await fails(`http://127.0.0.1:${port}/v1`, /^mini-pi: .*[Ss]tart the server/m);
   });
 
   test("to a port that fetch does not go to ends at once", () =>
@@ -755,30 +755,31 @@ describe("A connection that cannot be made", { concurrency: 4 }, () => {
       socket.end("HTTP/1.1 403 Forbidden\r\n\r\n");
     });
     const HTTPS_PROXY = `http://127.0.0.1:${await listen(proxy)}`;
-    const env = { NODE_USE_ENV_PROXY: "1", HTTPS_PROXY, ANTHROPIC_API_KEY: KEY, ...QUICK };
+    const env = { ...ENV, NODE_USE_ENV_PROXY: "1", HTTPS_PROXY };
     const model = ["-m", "anthropic/claude-sonnet-5-5", "--base-url", "https://model.invalid"];
-    isWell(await mini(model, { env }), { code: FAILED, stderr: /^mini-pi: .*403/m });
+    // Node reads the variable once, as a process starts.
+    isWell(await mini(model, { env }, runCli), { code: FAILED, stderr: /^mini-pi: .*403/m });
     assert.equal(asked[0], "model.invalid:443");
   });
 });
 
 test("The gaps between tries grow, are not all alike, and are told before they are waited", async () => {
   await using server = await startModelServer([status(529)], { repeatLast: true });
-  const env = { ...keysFor("anthropic"), MINI_PI_RETRY_MS: "100" };
+  const env = { ...ENV, MINI_PI_RETRY_MS: "40" };
   const result = await mini([...modelAt(server, "anthropic"), "--json"], { env });
   const told = eventsIn(result)
     .filter(({ type }) => type === "auto_retry_start")
     .map(({ delayMs }) => Number(delayMs));
   const waited = told.map((_, i) => at(server.requests, i + 1).at - at(server.requests, i).at);
   for (const [i, delayMs] of told.entries()) {
-    assert.ok(delayMs >= 50 * 2 ** i && delayMs <= 150 * 2 ** i, `try ${i}: ${delayMs} ms`);
+    assert.ok(delayMs >= 20 * 2 ** i && delayMs <= 60 * 2 ** i, `try ${i}: ${delayMs} ms`);
     assert.ok((waited[i] ?? 0) >= delayMs - 5, `told ${delayMs} ms, waited ${waited[i]} ms`);
   }
   assert.equal(new Set(told.map((delayMs, i) => Math.round(delayMs / 2 ** i))).size > 1, true);
   assert.equal(told.length, 4);
 });
 
-describe("A conversation can be continued after", { concurrency: 4 }, () => {
+describe("A conversation can be continued after", { concurrency: 8 }, () => {
   const broken = { type: "invalid_request_error", message: "Bad thing." };
   const endings: [ending: string, steps: Step[], args?: string[]][] = [
     ["an error that is final", [status(400)]],
@@ -788,7 +789,7 @@ describe("A conversation can be continued after", { concurrency: 4 }, () => {
     [
       "a time limit after a call",
       [keepAliveStall({ after: [read("a.ts"), text("Well")] })],
-      ["--timeout", "2"],
+      ["--timeout", "1"],
     ],
     ["a refusal", [reply([], REFUSED)]],
     ["a refusal with a call in it", [reply([text("Well"), read("a.ts")], REFUSED)]],
@@ -805,17 +806,17 @@ describe("A conversation can be continued after", { concurrency: 4 }, () => {
       await using server = await startModelServer([...steps, ok]);
       const session = join(SESSIONS, `${i}.jsonl`);
       const asked = [...modelAt(server, api), "--session", session];
-      const env = { ...keysFor(api), ...(ending.startsWith("a silence") && IDLE) };
-      const first = await runCli([...asked, ...args, DIRECTORY, "What is it?"], { env });
+      const env = { ...ENV, ...(ending.startsWith("a silence") && IDLE) };
+      const first = await runHere([...asked, ...args, DIRECTORY, "What is it?"], { env });
       assert.notEqual(first.code, 0);
       assert.equal(server.requests.length, steps.length, first.stderr);
-      isWell(await runCli([...asked, DIRECTORY, "And now?"], { env }), recovered);
+      isWell(await runHere([...asked, DIRECTORY, "And now?"], { env }), recovered);
       assert.deepEqual(server.problems, []);
     });
   }
 });
 
-describe("JSON mode tells the same truth as the exit code", { concurrency: 4 }, () => {
+describe("JSON mode tells the same truth as the exit code", { concurrency: 8 }, () => {
   const again = () => reply([read("a.ts")]);
   const cases: [ended: string, code: number, steps: Step[]][] = [
     ["answered", 0, [again(), ok]],
@@ -829,7 +830,7 @@ describe("JSON mode tells the same truth as the exit code", { concurrency: 4 }, 
     test(`"${ended}" after ${steps.length} requests goes with exit code ${code}`, async () => {
       await using server = await startModelServer(steps);
       const args = [...modelAt(server, "anthropic"), "--json"];
-      const result = await mini(args, { env: keysFor("anthropic") });
+      const result = await mini(args);
       const [header, ...events] = eventsIn(result);
       assert.equal(header?.type, "session");
       assert.equal(events.at(-1)?.type, "agent_end");
@@ -840,10 +841,10 @@ describe("JSON mode tells the same truth as the exit code", { concurrency: 4 }, 
     });
 });
 
-describe("Without a key for the model that is named", { concurrency: 4 }, () => {
-  const cases: [by: string, args: string[], stderr: RegExp, env?: Record<string, string>][] = [
-    ["an option", ["-m", "anthropic/claude-sonnet-5-5"], /ANTHROPIC_API_KEY/],
-    ["its provider", ["-m", "google"], /GEMINI_API_KEY/],
+describe("Without a key for the model that is named", { concurrency: 8 }, () => {
+  const cases: [by: string, args: string[], stderr: RegExp, env: Record<string, string>][] = [
+    ["an option", ["-m", "anthropic/claude-sonnet-5-5"], /ANTHROPIC_API_KEY/, {}],
+    ["its provider", ["-m", "google"], /GEMINI_API_KEY/, {}],
     ["the environment", [], /OPENAI_API_KEY/, { MINI_PI_MODEL: "openai/gpt-6.2-sol" }],
   ];
   for (const [by, args, stderr, env] of cases)
@@ -857,74 +858,29 @@ describe("Without a key for the model that is named", { concurrency: 4 }, () => 
 });
 
 test("Without any key the offline model answers, and stderr names the variables to set", async () => {
-  const result = await mini([]);
+  const result = await mini([], { env: {} });
   assert.equal(result.code, 0);
   assert.match(result.stderr, /offline.*ANTHROPIC_API_KEY/s);
   assert.match(result.stdout, /\S/);
 });
 
-describe("What is printed", { concurrency: 4 }, () => {
+describe("What is printed", () => {
   const evil = "\x1b]52;c;aGk=\x07\x1b]0;title\x07\x1b[2J\x9b31m\rover\u202ewritten\tend";
   const evilFile = call("read_file", { path: `no\x1b[2J\x07\u202e.ts` });
 
   test("to a pipe is the answer byte for byte, whatever is in it", async () => {
     await using server = await startModelServer([reply([evilFile]), reply(evil)]);
-    const result = await mini(modelAt(server, "anthropic"), { env: keysFor("anthropic") });
+    const result = await mini(modelAt(server, "anthropic"));
     assert.equal(result.stdout, `${evil}\n`);
     assert.doesNotMatch(result.stderr, /[\x1b\x07\x9b\u202e]/);
   });
 
-  test("to a terminal holds nothing that acts on it", { skip: NO_TERMINAL }, async () => {
-    await using server = await startModelServer([
-      reply([text(evil), evilFile]),
-      reply([text([..."abc\x1b", "[2J", evil])]),
-    ]);
-    const { code, stdout } = await onTerminal(modelAt(server, "anthropic"));
-    assert.equal(code, 0);
-    assert.match(stdout, /abc\ufffd\[2J/);
-    // mini-pi's own colours are the only escape sequences.
-    assert.doesNotMatch(stdout.replace(/\x1b\[\d+m/g, ""), /[\x1b\x07\x9b\u202e]|\r(?!\n)/);
-  });
-
   test("in JSON mode can be parsed line by line, and holds the bytes", async () => {
     await using server = await startModelServer([reply([evilFile]), reply(`${evil}\u2028`)]);
-    const args = [...modelAt(server, "anthropic"), "--json"];
-    const result = await mini(args, { env: keysFor("anthropic") });
+    const result = await mini([...modelAt(server, "anthropic"), "--json"]);
     assert.equal(eventsIn(result).at(-1)?.answer, evil);
     assert.doesNotMatch(result.stdout, /[\x1b\u2028]/);
   });
-
-  test("on stdout is the answer only, even if everything is asked to debug", async () => {
-    for (const api of APIS) {
-      await using server = await startModelServer([reply([read("a.ts")]), ok]);
-      const logs = { DEBUG: "*", NODE_DEBUG: "http,net,fetch,undici", OPENAI_LOG: "debug" };
-      const env = { ...keysFor(api), ...logs, ANTHROPIC_LOG: "debug" };
-      const result = await mini(modelAt(server, api), { env });
-      assert.equal(result.stdout, "Recovered.\n");
-    }
-  });
-
-  test("of a call is on stderr before the model answers the next request", async () => {
-    const seen: Step = async () => {
-      await cli.waitFor(/^read_file a\.ts$/m);
-      return ok;
-    };
-    await using server = await startModelServer([reply([read("a.ts")]), seen]);
-    const args = [...modelAt(server, "anthropic"), "--no-session", DIRECTORY, "What is it?"];
-    const cli = startCli(args, { env: keysFor("anthropic") });
-    isWell(await cli.done, recovered);
-  });
-
-  test("of a reply that was cut is not printed twice on a terminal", {
-    skip: NO_TERMINAL,
-  }, async () => {
-    const [first, second] = [cutMiddle([text("It is in a.ts,")]), reply("It is in a.ts, line 1.")];
-    await using server = await startModelServer([first, second, cutMiddle([text("Or")]), ok]);
-    assert.match((await onTerminal(modelAt(server, "anthropic"))).stdout, ONCE);
-    // What differs from it starts on a line of its own.
-    assert.match((await onTerminal(modelAt(server, "anthropic"))).stdout, /^Recovered\.\r$/m);
-  });
-  const ONCE = /^(?!.*It is.*It is).*It is in a\.ts,.* line 1\./s;
 
   test("on stderr is nothing with --quiet, but for an error", async () => {
     await using server = await startModelServer([
@@ -933,9 +889,9 @@ describe("What is printed", { concurrency: 4 }, () => {
       ok,
       status(401),
     ]);
-    const [args, env] = [[...modelAt(server, "anthropic"), "--quiet"], keysFor("anthropic")];
-    assert.equal((await mini(args, { env })).stderr, "");
-    assert.match((await mini(args, { env })).stderr, /^mini-pi: .*\n$/);
+    const args = [...modelAt(server, "anthropic"), "--quiet"];
+    assert.equal((await mini(args)).stderr, "");
+    assert.match((await mini(args)).stderr, /^mini-pi: .*\n$/);
   });
 });
 
@@ -989,25 +945,23 @@ function temporary(): string {
   return directory;
 }
 
-function keysFor(api: Api): Record<string, string> {
-  return { ...QUICK, [api === "anthropic" ? "ANTHROPIC_API_KEY" : "MINI_PI_API_KEY"]: KEY };
-}
-
 function modelAt(server: ModelServer, api: Api): string[] {
   return api === "anthropic"
     ? ["-m", "anthropic/claude-sonnet-5-5", "--base-url", server.url]
     : ["-m", "some-model", "--base-url", server.openaiUrl];
 }
 
-/** Asks about the directory, and keeps no session. */
-function mini(args: string[], options: CliOptions = {}): Promise<CliResult> {
-  return runCli([...args, "--no-session", DIRECTORY, "What is it?"], options);
+/** Asks about the directory, with keys and small gaps between tries, and keeps no session. */
+function mini(args: string[], options: CliOptions = {}, start = runHere): Promise<CliResult> {
+  const all = [...args, "--no-session", DIRECTORY, "What is it?"];
+  return start(all, { env: ENV, ...options });
 }
 
 async function run(api: Api, steps: Step[], outcome: Outcome, requests: number): Promise<void> {
   await using server = await startModelServer(steps, { repeatLast: outcome.forever });
   const args = [...modelAt(server, api), ...(outcome.args ?? [])];
-  const result = await mini(args, { env: { ...keysFor(api), ...outcome.env } });
+  const start = outcome.real === api ? runCli : runHere;
+  const result = await mini(args, { env: { ...ENV, ...outcome.env } }, start);
   isWell(result, outcome);
   assert.deepEqual(server.problems, []);
   assert.equal(server.requests.length, requests, result.stderr);
@@ -1079,13 +1033,6 @@ function eventsIn({ stdout }: CliResult): { [key: string]: unknown }[] {
   const lines = stdout.split("\n");
   assert.equal(lines.pop(), "");
   return lines.map((line) => JSON.parse(line));
-}
-
-/** Runs mini-pi with a terminal for stdin, stdout and stderr. */
-function onTerminal(args: string[]): Promise<CliResult> {
-  const words = [process.execPath, MINI_PI, ...args, "--no-session", DIRECTORY, "What is it?"];
-  const command = words.map((word) => `'${word}'`).join(" ");
-  return startCommand("script", ["-qec", command, "/dev/null"], { env: keysFor("anthropic") }).done;
 }
 
 async function listen(server: net.Server): Promise<number> {

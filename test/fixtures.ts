@@ -7,10 +7,17 @@ import { mkdirSync, mkdtempSync, realpathSync, rmSync, writeFileSync } from "nod
 import { tmpdir } from "node:os";
 import { dirname, join } from "node:path";
 import { text } from "node:stream/consumers";
-import { after } from "node:test";
+import { after, type TestContext } from "node:test";
 import { deflateSync } from "node:zlib";
 import type { ToolCall } from "@earendil-works/pi-ai";
 import { type Agent, createAgent, findModel, runTool } from "../mini-pi.ts";
+
+/** Whether this is a long test: every combination, and at full size. */
+export const isLong = process.env.MINI_PI_LONG !== undefined;
+
+/** Every nth of these cases, from the one at `start` on; in a long test, each of them. */
+export const everyNth = <T>(n: number, cases: readonly T[], start = 0): readonly T[] =>
+  isLong ? cases : cases.filter((_, i) => i % n === start % n);
 
 export type Tree = { [path: string]: string | Uint8Array };
 
@@ -38,9 +45,17 @@ export async function agentWith(tree: Tree): Promise<Agent> {
   return agentAt(root);
 }
 
-/** An agent about this directory. It needs no key, and no test here asks its model. */
-export const agentAt = async (root: string): Promise<Agent> =>
-  createAgent(root, await findModel("offline/search"));
+/**
+ * An agent about this directory. It needs no key, and no test here asks its model. As something was
+ * said, its calls share one walk of the directory, like those of a reply; `afresh` walks again.
+ */
+export async function agentAt(root: string): Promise<Agent> {
+  const agent = await createAgent(root, await OFFLINE);
+  agent.messages.push({ role: "user", content: "What is it?", timestamp: 0 });
+  return agent;
+}
+export const afresh = (agent: Agent): Agent => ({ ...agent, messages: [] });
+const OFFLINE = findModel("offline/search");
 
 export type Answer = { text: string; isError: boolean; image: string; mimeType: string };
 
@@ -92,23 +107,58 @@ export function namesOf(text: string): string[] {
   return entries.map((line) => line.replace(/ \((?!.* \()[^"]*\)$/, ""));
 }
 
+export type Calls = [name: string, args: object][];
+
 /**
- * One call in a process of its own, for what might hang or leave something running. The code is null
- * when the process had to be killed after ten seconds.
+ * Calls one after another in a process of its own, for what might hang or leave something running:
+ * what they gave, and its exit code, null when the process had to be killed after 30 seconds.
  */
-export async function alone(root: string, name: string, args: object, abortMs = 60_000) {
+export async function alone(root: string, calls: Calls, abortMs = 60_000) {
   const file = JSON.stringify(join(import.meta.dirname, "..", "mini-pi.ts"));
-  const toolCall = JSON.stringify({ type: "toolCall", id: "1", name, arguments: args });
+  const toolCalls = calls.map(([name, args]) => ({ id: "1", name, arguments: args }));
   const script = `const { createAgent, findModel, runTool } = await import(${file});
     const agent = await createAgent(${JSON.stringify(root)}, await findModel("offline/search"));
-    const result = await runTool(agent, ${toolCall}, AbortSignal.timeout(${abortMs}));
-    process.stdout.write(result.content[0].text);`;
+    const texts = [];
+    for (const call of ${JSON.stringify(toolCalls)}) {
+      const toolCall = { type: "toolCall", ...call };
+      const result = await runTool(agent, toolCall, AbortSignal.timeout(${abortMs}));
+      texts.push(result.content[0].text);
+    }
+    process.stdout.write(JSON.stringify(texts));`;
   const child = spawn(process.execPath, ["--input-type=module", "-e", script], {
     stdio: ["ignore", "pipe", "inherit"],
-    timeout: 10_000,
+    timeout: 30_000,
   });
   const [stdout, [code]] = await Promise.all([text(child.stdout), once(child, "exit")]);
-  return { stdout, code };
+  const texts: string[] = stdout ? JSON.parse(stdout) : [];
+  return { texts, code };
+}
+
+/** A small generator of random numbers (mulberry32): the same seed gives the same ones. */
+export function random(seed: number) {
+  let state = seed;
+  const next = () => {
+    state = (state + 0x6d2b79f5) | 0;
+    let t = Math.imul(state ^ (state >>> 15), 1 | state);
+    t = (t + Math.imul(t ^ (t >>> 7), 61 | t)) ^ t;
+    return ((t ^ (t >>> 14)) >>> 0) / 2 ** 32;
+  };
+  const below = (n: number) => Math.floor(next() * n);
+  const pick = <T>(from: readonly [T, ...T[]] | readonly T[]): T => {
+    const chosen = from[below(from.length)];
+    assert.ok(chosen !== undefined);
+    return chosen;
+  };
+  return { below, pick, chance: (n: number) => below(n) === 0 };
+}
+
+export type Random = ReturnType<typeof random>;
+
+/** The seed of a long test: a new one each run, printed, or that in MINI_PI_SEED. */
+export function freshSeed(t: TestContext): number {
+  const seed = Number(process.env.MINI_PI_SEED) || 1 + Math.floor(Math.random() * 2 ** 31);
+  t.diagnostic(`MINI_PI_SEED=${seed}`);
+  return seed;
 }
 
 /** A table of words, written as one text. */

@@ -8,14 +8,17 @@ import { mkdirSync, rmSync, symlinkSync, writeFileSync } from "node:fs";
 import { createServer } from "node:net";
 import path from "node:path";
 import { after, test } from "node:test";
-import { checkSources, insideRoot, isInside, isSecret } from "../mini-pi.ts";
+import { type Agent, checkSources, insideRoot, isInside, isSecret } from "../mini-pi.ts";
 import {
   agentAt,
   agentWith,
   alone,
+  everyNth,
+  isLong,
   list,
   read,
   search,
+  type Tree,
   temporary,
   words,
   write,
@@ -94,9 +97,16 @@ const OUTSIDE = [
   ...[`${"../".repeat(2000)}etc/passwd`, `${"a/".repeat(3000)}x`, "x".repeat(100_000)],
 ].map((where) => where.replace("BASE", base).replace("ROOT", root));
 
+const TOOLS = [
+  (where: string) => list(agent, where),
+  (where: string) => read(agent, where),
+  (where: string) => search(agent, ".", { path: where }),
+];
+
 test("no form of a path leads any tool out of the directory, and each is refused in a sentence", async () => {
-  for (const where of OUTSIDE)
-    for (const { text, isError } of await everyTool(where)) {
+  for (const [i, where] of OUTSIDE.entries())
+    for (const tool of everyNth(TOOLS.length, TOOLS, i)) {
+      const { text, isError } = await tool(where);
       const label = `${where.slice(0, 80)}: ${text}`;
       assert.ok(isError, label);
       assert.match(text, /outside|no path here|does not exist/, label);
@@ -126,9 +136,10 @@ test("a refusal does not tell whether a link leads to something, not even by its
   symlinkSync("../outside", path.join(on.root, "vendor"));
   for (const name of ["there", "gone"])
     symlinkSync(`../outside/${name}.txt`, path.join(on.root, `${name}.txt`));
-  for (const where of words(
-    "vendor/NAME.txt vendor/NAME/NAME.txt vendor/NAME vendor/NAME/ NAME.txt ../outside/NAME.txt",
-  )) {
+  const forms = words(
+    "vendor/NAME.txt NAME.txt ../outside/NAME.txt vendor/NAME/NAME.txt vendor/NAME vendor/NAME/",
+  );
+  for (const where of forms) {
     const texts = async (name: string) =>
       (await everyTool(where.replaceAll("NAME", name), on)).map(({ text }) =>
         text.replaceAll(name, "NAME"),
@@ -155,24 +166,28 @@ test("every form of a path that stays inside works in every tool, and is shown b
   const odd = words("..hidden/x ... node_modules/lib/index.js").map(
     (name) => [name, name] as const,
   );
-  for (const [form, real] of [...forms, ...odd]) {
+  for (const [i, [form, real]] of [...forms, ...odd].entries()) {
     const where = form.replace("BASE", base).replace("ROOT", root);
-    const [listed, { text }, found] = await everyTool(where);
+    const { text } = await read(agent, where);
     const line = text.replace(/^.*\n1\t/, "");
     assert.match(line, /^const \w+ = 4\d;$/, where);
     assert.match(text, /^\S+ \(1 lines?\)\n/);
     assert.ok(text.startsWith(`${real} (`), `${where}: ${text}`);
+    assert.match((await list(agent, where)).text, /is a file.*read_file/, where);
+    if (!isLong && i % 4 > 0) continue;
+    const found = await search(agent, ".", { path: where });
     assert.equal(found.text, `${real}\n1: ${line}`, where);
-    assert.match(listed.text, /is a file.*read_file/, where);
   }
-  for (const form of words(
+  const directories = words(
     "src src/ ./src ROOT/src/ lib lib2/ there-and-back src/self vendor/back",
-  )) {
+  );
+  for (const [i, form] of directories.entries()) {
     const where = form.replace("ROOT", root);
     const { text, isError } = await list(agent, where);
     assert.ok(!isError && text.includes("src/a.ts (19 bytes)"), `${where}: ${text}`);
-    assert.match((await search(agent, "answer", { path: where })).text, /^src\/a\.ts\n1: const/);
     assert.match((await read(agent, where)).text, /src is a directory.*list_files/);
+    if (!isLong && i % 4 > 0) continue;
+    assert.match((await search(agent, "answer", { path: where })).text, /^src\/a\.ts\n1: const/);
   }
   for (const where of ["", ".", "./", root, `${root}/`, `${base}/alias-of-repo`, "src/.."])
     assert.match((await list(agent, where)).text, /^src\/ \(\d+ entries: .*\)$/m, where);
@@ -188,33 +203,36 @@ test("a directory that is itself given by a link works, and links are measured b
 
 test("a root of / has no outside, and its paths are shown without a slash before them", async () => {
   const name = path.join(root, "src/a.ts").slice(1);
+  const all = await agentAt("/");
   for (const where of [name, `/${name}`]) {
-    const { stdout } = await alone("/", "read_file", { path: where });
-    assert.ok(stdout.startsWith(`${name} (1 lines)`), stdout);
-    const { stdout: found } = await alone("/", "search_files", { path: where, pattern: "answer" });
-    assert.equal(found, `${name}\n1: const answer = 42;`);
+    assert.ok((await read(all, where)).text.startsWith(`${name} (1 lines)`));
+    const found = await search(all, "answer", { path: where });
+    assert.equal(found.text, `${name}\n1: const answer = 42;`);
   }
-  const { stdout: listed } = await alone("/", "list_files", { path: path.join(root, "src") });
-  assert.match(listed, new RegExp(`^${name} `, "m"));
-  const { stdout: wrong } = await alone("/", "list_files", { path: `${name}/absent` });
-  assert.match(wrong, new RegExp(`^${name}/absent does not exist`));
+  assert.match((await list(all, path.join(root, "src"))).text, new RegExp(`^${name} `, "m"));
 });
 
 test("globs and patterns are no flags and lead nowhere else", async () => {
   const tricks =
     words(String.raw`--pre=cat --help -f../secret.txt --follow -L ../** ../outside/* /etc/* vendor/**
     **/secret.txt ../{outside,repo}/** /** **/../** BASE/** -- !--follow up/** chain1 { [ \ **`);
-  for (const trick of [...tricks.map((trick) => trick.replace("BASE", base)), "", "\0", "a\nb"]) {
-    const answers = [
-      await list(agent, ".", trick),
-      await search(agent, CANARY, { glob: trick }),
-      await search(agent, `${CANARY}|${trick}`),
-      await search(agent, trick, { context: 5 }),
-      await search(agent, trick, { path: "src", glob: trick, ignoreCase: true }),
-    ];
-    for (const { text } of answers)
+  const all = [...tricks.map((trick) => trick.replace("BASE", base)), "", "\0", "a\nb"];
+  const ways: ((trick: string) => ReturnType<typeof list>)[] = [
+    (trick) => list(agent, ".", trick),
+    (trick) => search(agent, CANARY, { glob: trick }),
+    (trick) => search(agent, `${CANARY}|${trick}`),
+    (trick) => search(agent, trick, { context: 5 }),
+    (trick) => search(agent, trick, { path: "src", glob: trick, ignoreCase: true }),
+  ];
+  for (const [i, trick] of all.entries())
+    for (const way of everyNth(ways.length, ways, i)) {
+      const { text } = await way(trick);
       assert.doesNotMatch(text, /kwyjibo (sibling|outside|parent)|root:|ripgrep \d|USAGE/, trick);
-  }
+    }
+  // What looks like a flag is tried in every place.
+  for (const flag of isLong ? [] : words("--pre=cat --follow"))
+    for (const way of ways.slice(2))
+      assert.doesNotMatch((await way(flag)).text, /kwyjibo \w|USAGE/, flag);
 });
 
 test("no walk follows a link, so links out and link cycles add nothing", async () => {
@@ -234,9 +252,10 @@ test("a listing keeps every link, says where it leads inside, and not where it l
 });
 
 test("insideRoot gives a real path inside of the root, and never one outside", async () => {
-  assert.equal(await insideRoot({ root }, "lib2/deep/b.ts"), path.join(root, "src/deep/b.ts"));
-  assert.equal(await insideRoot({ root }, "."), root);
-  for (const where of OUTSIDE) await assert.rejects(insideRoot({ root }, where), /outside|no path/);
+  assert.equal(await insideRoot(agent, "lib2/deep/b.ts"), path.join(root, "src/deep/b.ts"));
+  assert.equal(await insideRoot(agent, "."), root);
+  for (const where of everyNth(5, OUTSIDE))
+    await assert.rejects(insideRoot(agent, where), /outside|no path/);
 });
 
 const POSIX = [
@@ -336,12 +355,17 @@ test("secrets are listed as present, but no tool reads or searches them, by what
       }
     assert.match((await list(on, path.dirname(name))).text, new RegExp(`^${name} `, "m"));
   }
-  for (const glob of words("* **/* .env* **/.git/** .git/** !*.ts *.pem **/.e*"))
-    for (const where of words(". .git sub .ssh"))
-      for (const pattern of ["KEY", "", ".*", "^", "[a-z]+$"]) {
-        const { text } = await search(on, pattern, { context: 3, path: where, glob });
-        assert.doesNotMatch(text, /kwyjibo/, `${glob} ${where}`);
-      }
+  const globs = words("* **/* .env* **/.git/** .git/** !*.ts *.pem **/.e*");
+  const combinations = globs.flatMap((glob) =>
+    words(". .git sub .ssh").flatMap((where) =>
+      ["KEY", "", ".*", "^", "[a-z]+$"].map((pattern) => ({ glob, where, pattern })),
+    ),
+  );
+  // 13 divides none of their numbers, so that each of them has its turn.
+  for (const { glob, where, pattern } of everyNth(13, combinations)) {
+    const { text } = await search(on, pattern, { context: 3, path: where, glob });
+    assert.doesNotMatch(text, /kwyjibo/, `${glob} ${where}`);
+  }
   assert.match((await read(on, ".env.example")).text, /KEY=2/);
   assert.match((await search(on, "KEY")).text, /^\.env\.example\n1: KEY=2\na\.ts\n1: KEY=1/);
 });
@@ -376,7 +400,7 @@ test("a private key is a secret by what it holds: it is not read", async () => {
 
 test("a private key is a secret by what it holds: no search of it or of the directories above shows it", async () => {
   const on = await agentWith({ ...KEYS, "a.ts": "const a = 1;\n" });
-  for (const pattern of [CANARY, "BEGIN", "", "const|END"])
+  for (const pattern of everyNth(2, ["", CANARY, "const|END", "BEGIN"]))
     for (const where of [undefined, ".", "keys", ...Object.keys(KEYS)]) {
       const { text } = await search(on, pattern, { context: 5, ...(where && { path: where }) });
       assert.doesNotMatch(text, /[:-] kwyjibo/, `${pattern} in ${where}`);
@@ -417,47 +441,95 @@ test("a search that passes secrets over says so when it finds nothing", async ()
 
 // ─── Rules that a repository brings ────────────────────────────────────────────────────────────
 
-for (const name of [".gitignore", ".ignore", ".rgignore", "sub/.gitignore", ".git/info/exclude"])
-  test(`a ${name} that links to a file outside tells no line of that file`, async () => {
-    const on = await agentWith({
-      "secret-1.log": "x\n",
-      "sub/secret-2.log": "y\n",
-      "sub/deep/a.ts": "z\n",
-      ".git/info/x": "",
-    });
-    write(path.dirname(on.root), {
-      rules: `secret-*.log\n[${CANARY}\n{${CANARY}${"x".repeat(600)}\n/**/secret-?.l[o]g\n`,
-    });
-    symlinkSync(path.join(on.root, "../rules"), path.join(on.root, name));
-    for (const where of [".", "sub", "sub/deep"])
-      for (const { text } of [
-        await search(on, "zzz", { path: where }),
-        await search(on, "zzz", { path: where, glob: "*.log" }),
-        await search(on, "[", { path: where }),
-        await list(on, where, "*"),
-        await list(on, where, "*.none"),
-        await read(on, `${where}/missing`),
-      ])
-        assert.doesNotMatch(text, /kwyjibo|secret-[*?]/, `below ${where}`);
+const RULE_FILES = [".gitignore", ".ignore", ".rgignore", "sub/.gitignore", ".git/info/exclude"];
+
+/** Every way to learn something of the rules below a place. */
+const looksAt = (on: Agent, where: string) => [
+  () => search(on, "zzz", { path: where }),
+  () => search(on, "zzz", { path: where, glob: "*.log" }),
+  () => search(on, "zzz", { path: where, glob: "[" }),
+  () => search(on, "[", { path: where }),
+  () => search(on, "a\nb", { path: where }),
+  () => list(on, where, "*"),
+  () => list(on, where, "["),
+  () => list(on, where, "*.none"),
+  () => read(on, `${where}/missing`),
+];
+
+test("rules that link to a file outside tell no line of that file, and hide no file", async () => {
+  const on = await agentWith({
+    "secret-1.log": "x\n",
+    "sub/secret-2.log": "y\n",
+    "sub/deep/a.ts": "z\n",
+    ".git/info/x": "",
   });
+  write(path.dirname(on.root), {
+    rules: `secret-*.log\n[${CANARY}\n{${CANARY}${"x".repeat(600)}\n/**/secret-?.l[o]g\ndeep\n`,
+  });
+  for (const name of RULE_FILES)
+    symlinkSync(path.join(on.root, "../rules"), path.join(on.root, name));
+  for (const where of [".", "sub"])
+    for (const look of looksAt(on, where)) {
+      const { text } = await look();
+      assert.doesNotMatch(text, /kwyjibo|secret-[*?]/, `below ${where}`);
+      assert.doesNotMatch(text, /left out.*(secret-|deep|sub)/, `below ${where}`);
+    }
+  const { text } = await search(on, ".");
+  for (const file of ["secret-1.log\n1: x", "sub/deep/a.ts\n1: z", "sub/secret-2.log\n1: y"])
+    assert.ok(text.includes(file), text);
+  assert.match((await list(on, ".", "*.log")).text, /^secret-1\.log\nsub\/secret-2\.log(\n\[|$)/);
+});
+
+test("a name that reads like an error of the search brings no line of a linked rule file along", async () => {
+  const on = await agentWith({
+    "a/.gitignore": "x*\n",
+    "a/x\nrg: regex parse error": "needle\n",
+    "a/x\nrg: regex parse error:\nrg: ./b/.gitignore: line 1": "needle\n",
+    "b/y.ts": "needle\n",
+    [`b/${CANARY.toUpperCase()}{[`]: "needle\n",
+  });
+  write(path.dirname(on.root), { rules: `${CANARY}{[\n*y*\n` });
+  symlinkSync("../../rules", path.join(on.root, "b/.gitignore"));
+  for (const where of everyNth(2, [".", "a", "b"]))
+    for (const look of looksAt(on, where)) assert.doesNotMatch((await look()).text, /kwyjibo/);
+  const found = await search(on, "needle");
+  assert.ok(!found.isError, found.text);
+  // No rule is obeyed where one is not to be read, and that is said.
+  assert.match(found.text, /^b\/KWYJIBO\{\[\n1: needle\nb\/y\.ts\n1: needle$/m);
+  assert.match(found.text, /no ignore rules are obeyed.*b\/\.gitignore\]/);
+});
+
+test("two thousand names that read like errors of the search do not slow it down", async () => {
+  const names = Array.from({ length: 2000 }, (_, i) => {
+    const end = i % 3 ? "" : "\nrg: .";
+    return `${i % 2 ? "hidden" : "seen"}/rg: ./: : :${end} ${i}`;
+  });
+  const on = await agentWith({
+    ".gitignore": "hidden/\n",
+    "a.ts": "needle\n",
+    ...Object.fromEntries(names.map((name) => [name, ""])),
+  });
+  const start = performance.now();
+  for (const [pattern, says] of [
+    ["needle", /^a\.ts\n1: needle/],
+    ["absent", /^No match in 1002 files/],
+  ] as const) {
+    const { text, isError } = await search(on, pattern);
+    assert.ok(!isError, text);
+    assert.match(text, says);
+  }
+  // It takes hours if an expression looks from each of them for the end of each.
+  assert.ok(performance.now() - start < 15_000, `${performance.now() - start} ms`);
+});
 
 test("rules that stand above the directory tell nothing, not even by their mistakes", async () => {
   const on = await agentWith({ "sub/deep/a.ts": "x\n", ".gitignore": "{here\n" });
   const broken = `{${CANARY}${"x".repeat(600)}\n[${CANARY}\n${CANARY}\\\n`;
   const names = [".gitignore", ".ignore", ".rgignore", ".git/info/exclude"];
   write(path.dirname(on.root), Object.fromEntries(names.map((name) => [name, broken])));
-  for (const where of words(". sub sub/deep sub/deep/a.ts"))
-    for (const { text } of [
-      await search(on, "zzz", { path: where }),
-      await search(on, "zzz", { path: where, glob: "*.log" }),
-      await search(on, "zzz", { path: where, glob: "[" }),
-      await search(on, "(", { path: where }),
-      await search(on, "a\nb", { path: where }),
-      await list(on, where, "*"),
-      await list(on, where, "["),
-      await read(on, `${where}/missing`),
-    ])
-      assert.doesNotMatch(text, /kwyjibo/, `below ${where}`);
+  for (const [i, where] of everyNth(3, words(". sub sub/deep sub/deep/a.ts")).entries())
+    for (const look of everyNth(2, looksAt(on, where), i))
+      assert.doesNotMatch((await look()).text, /kwyjibo/, `below ${where}`);
 });
 
 test("the rules that git keeps outside of the directory tell nothing", async () => {
@@ -471,42 +543,161 @@ test("the rules that git keeps outside of the directory tell nothing", async () 
     assert.doesNotMatch(text, /secret-\*/);
 });
 
-test("rules that are broken, a directory or endless do no harm to a search", async () => {
-  const bad = { "src/a.ts": "needle\n", "src/[b].ts": "needle\n" };
-  for (const [kind, make] of [
-    ["broken", (file: string) => writeFileSync(file, "[\n{\n\\\n***\n!\n/\n[z-a]\n\0\n\xff\n")],
-    ["a directory", (file: string) => mkdirSync(file)],
-    ["a dangling link", (file: string) => symlinkSync("nothing", file)],
-    ["a link to itself", (file: string) => symlinkSync(".gitignore", file)],
-  ] as const) {
-    const on = await agentWith(bad);
-    make(path.join(on.root, ".gitignore"));
-    for (const where of [".", "src"]) {
-      assert.match(
-        (await search(on, "needle", { path: where })).text,
-        /src\/\[b\]\.ts\n1: needle/,
-        kind,
-      );
-      const { text, isError } = await search(on, "absent", { path: where });
-      assert.ok(!isError && /^No match in \d/.test(text), `${kind}, below ${where}: ${text}`);
-      assert.match((await list(on, where, "*.ts")).text, /^src\/a\.ts$/m, kind);
-    }
+test("rules that are broken do no harm to a search, and the others beside them are obeyed", async () => {
+  const on = await agentWith({ "x.log": "needle\n", "a.ts": "needle\n" });
+  writeFileSync(path.join(on.root, ".gitignore"), "[\n{\n\\\n!\n/\n[z-a]\na\\\n\0\n\xff\n*.log\n");
+  assert.match((await search(on, "needle")).text, /^a\.ts\n1: needle\n\[left out.*x\.log\]$/);
+});
+
+test("rules that are a directory or a link to nowhere do no harm to a search", async () => {
+  const on = await agentWith({});
+  const kinds: [kind: string, make: (file: string) => void][] = [
+    ["directory", (file) => mkdirSync(file)],
+    ["dangling", (file) => symlinkSync("nothing", file)],
+    ["itself", (file) => symlinkSync(".gitignore", file)],
+  ];
+  for (const [kind, make] of kinds) {
+    write(path.join(on.root, kind), { "src/a.ts": "needle\n", "src/[b].ts": "needle\n" });
+    make(path.join(on.root, kind, ".gitignore"));
+  }
+  const found = (await search(on, "needle")).text;
+  const listed = (await list(on, ".", "*.ts")).text;
+  for (const [kind] of kinds) {
+    const expected = `${kind}/src/[b].ts\n1: needle\n${kind}/src/a.ts\n1: needle`;
+    assert.ok(found.includes(expected), found);
+    assert.match(listed, new RegExp(`^${kind}/src/\\[b\\]\\.ts\n${kind}/src/a\\.ts$`, "m"));
+    const { text, isError } = await search(on, "absent", { path: `${kind}/src` });
+    assert.ok(!isError && /^No match in 2/.test(text), `${kind}: ${text}`);
   }
 });
 
-test("rules that block for good (a FIFO) end with the call, and leave no process behind", async () => {
+test("a rule file that is a FIFO or a device, or leads to one, is not opened: every call ends at once", async () => {
   const on = await agentWith({ "src/a.ts": "needle\n" });
-  execFileSync("mkfifo", [path.join(on.root, ".gitignore")]);
-  for (const [name, args] of [
-    ["search_files", { pattern: "needle", path: "src" }],
-    ["search_files", { pattern: "needle", glob: "*.ts" }],
-    ["list_files", { glob: "*" }],
-    ["read_file", { path: "missing.ts" }],
-  ] as const) {
-    const { code } = await alone(on.root, name, args, 500);
-    assert.equal(code, 0, `${name} ${JSON.stringify(args)} kept the process alive`);
+  const at = (name: string) => path.join(on.root, name);
+  const made: [directory: string, make: (file: string) => void][] = [
+    ["fifo", (file) => execFileSync("mkfifo", [file])],
+    ["link-to-fifo", (file) => symlinkSync("../../fifo", file)],
+    ["endless", (file) => symlinkSync("/dev/zero", file)],
+    ["stdin", (file) => symlinkSync("/dev/stdin", file)],
+  ];
+  execFileSync("mkfifo", [path.join(on.root, "../fifo")]);
+  for (const [i, [directory, make]] of made.entries()) {
+    write(on.root, { [`${directory}/sub/a.ts`]: "needle\n" });
+    make(at(`${directory}/${i % 2 ? ".ignore" : ".gitignore"}`));
   }
+  symlinkSync("/dev/zero", at(".gitignore"));
+  execFileSync("mkfifo", [at(".ignore")]);
+  // Only root may make a device.
+  if (process.geteuid?.() === 0) execFileSync("mknod", [at("src/.gitignore"), "c", "1", "5"]);
+  const { texts, code } = await alone(
+    on.root,
+    [
+      ["search_files", { pattern: "needle" }],
+      ["search_files", { pattern: "needle", path: "fifo/sub" }],
+      ["search_files", { pattern: "needle", path: "endless", glob: "*.ts" }],
+      ["search_files", { pattern: "absent", path: "link-to-fifo" }],
+      ["list_files", { glob: "*.ts" }],
+      ["list_files", { path: "endless/sub", glob: "*.ts" }],
+      ["read_file", { path: "missing.ts" }],
+    ],
+    5000,
+  );
+  assert.equal(code, 0, "a call kept the process alive");
+  const files = [...made.map(([directory]) => `${directory}/sub/a.ts`), "src/a.ts"].sort();
+  const starts = [
+    files.map((file) => `${file}\n1: needle`).join("\n"),
+    "fifo/sub/a.ts\n1: needle",
+    "endless/sub/a.ts\n1: needle",
+    "No match in 1 files",
+    files.join("\n"),
+    "endless/sub/a.ts",
+    "missing.ts does not exist",
+  ];
+  for (const [i, start] of starts.entries()) {
+    assert.ok(texts[i]?.startsWith(start), `${start} is not how this starts: ${texts[i]}`);
+    assert.doesNotMatch(texts[i] ?? "", /stopped|left out.*(\.ts|sub|src)/);
+  }
+  // Nor is an answer lost for a source whose file has to be looked for.
+  const [source] = await checkSources(on, "It is in absent.ts:3.");
+  assert.deepEqual([source?.state, source?.reason], ["wrong", "no such file"]);
 });
+
+/** Rules in a directory of their own, the files there that they leave, and those that they ignore. */
+const RULES: [rules: string, kept: string[], ignored: string[]][] = [
+  ["*.log\n!keep.log", ["keep.log", "d/keep.log"], ["x.log", "d/x.log"]],
+  ["/x", ["d/x"], ["x"]],
+  ["/only/x", ["d/only/x"], ["only/x"]],
+  ["dir/", ["d/dir"], ["dir/a", "e/dir/a"]],
+  ["\\#name", ["name"], ["#name"]],
+  ["# comment", ["# comment", "comment"], []],
+  ["\\!bang", ["bang"], ["!bang"]],
+  ["name\\ ", ["name"], ["name "]],
+  ["tail  ", ["tail  "], ["tail"]],
+  ["**/gen/", ["d/e/gen"], ["gen/a", "d/gen/a", "f/e/gen/a"]],
+  ["a/**/b", ["a/c", "d/a/b"], ["a/b", "a/x/b", "a/x/y/b"]],
+  ["[ab].txt", ["c.txt", "ab.txt"], ["a.txt", "d/b.txt"]],
+  ["[!ab].txt", ["a.txt", "b.txt"], ["c.txt"]],
+  ["[a-c]\\[.md", ["d[.md", "a.md"], ["b[.md"]],
+  ["\\{x\\}", ["x"], ["{x}"]],
+  ["?.js", ["ab.js"], ["a.js", "d/b.js"]],
+  ["doc/*.txt", ["doc/sub/a.txt", "d/doc/a.txt"], ["doc/a.txt"]],
+  ["all/**", ["d/all/a"], ["all/a", "all/d/a"]],
+  ["/*\n!/keep\n!.gitignore", ["keep/a"], ["a", "d/a"]],
+  ["out/\n!out/keep", [], ["out/keep", "out/a"]],
+  ["part/*\n!part/keep", ["part/keep"], ["part/a"]],
+  ["a\\*b", ["axb"], ["a*b"]],
+  ["*.LOG", ["x.log"], ["x.LOG"]],
+  ["x.tmp\r\ny.tmp\r\n", ["z.tmp"], ["x.tmp", "y.tmp"]],
+  ["\ufeffx.bom", ["y.bom"], ["x.bom"]],
+  ["[z-a]\n[\na\\\n*.log", ["a", "b", "[x"], ["x.log"]],
+];
+
+/** What git lists as neither tracked nor ignored; undefined where there is no git. */
+function listedByGit(directory: string): string[] | undefined {
+  const env = { PATH: process.env.PATH, HOME: directory, GIT_CONFIG_NOSYSTEM: "1" };
+  const git = (...args: string[]) =>
+    execFileSync("git", args, { cwd: directory, env, stdio: ["ignore", "pipe", "ignore"] });
+  try {
+    git("init");
+  } catch {
+    return undefined;
+  }
+  return `${git("ls-files", "--others", "--exclude-standard", "-z")}`.split("\0").filter(Boolean);
+}
+
+test("the rules of a directory leave out what git leaves out, at the root and below, and no more", async () => {
+  const tree: Tree = { ".gitignore": "*.top\n", "a.top": "needle\n" };
+  const kept: string[] = [];
+  for (const [i, [rules, keep, ignored]] of RULES.entries()) {
+    tree[`${i}/.gitignore`] = rules;
+    for (const name of [...keep, ...ignored, "x.top"]) tree[`${i}/${name}`] = "needle\n";
+    kept.push(...keep.map((name) => `${i}/${name}`));
+  }
+  // Rules further down overrule those above.
+  tree["0/d/.gitignore"] = "!x.log\n";
+  kept.push("0/d/x.log");
+  const on = await agentWith(tree);
+  const isFile = (line: string) => !/ignore"?$|^\[/.test(line);
+  const listed = (await list(on, ".", "**")).text.split("\n").filter(isFile);
+  assert.deepEqual(listed.map(plainName).sort(), kept.sort());
+  const found = (await search(on, "needle")).text.split("\n");
+  const heads = found.filter((line) => isFile(line) && !/^1: needle/.test(line));
+  assert.deepEqual(heads.map(plainName).sort(), kept.sort());
+  for (const [where, expected] of [
+    ["9/d/e", "9/d/e/gen"],
+    ["16/doc/sub", "16/doc/sub/a.txt"],
+    ["0/d", "0/d/keep.log\n0/d/x.log"],
+  ] as const)
+    assert.equal(
+      (await list(on, where, "**")).text.replace(/^.*ignore$\n|\n\[.*$/gm, ""),
+      expected,
+    );
+  const byGit = listedByGit(on.root)?.filter(isFile);
+  if (byGit) assert.deepEqual(byGit.sort(), kept.sort(), "the table is not what git does");
+});
+
+/** The name that a result shows as it is, or as a JSON string. */
+const plainName = (shown: string) => (shown.startsWith('"') ? String(JSON.parse(shown)) : shown);
 
 // ─── Special files ─────────────────────────────────────────────────────────────────────────────
 
@@ -532,7 +723,7 @@ test("a FIFO, a socket, a device and links to them are refused at once and stop 
       assert.ok(answer.isError, name);
       assert.match(answer.text, /no regular file/, name);
     }
-    assert.ok(Date.now() - start < 1000, name);
+    assert.ok(Date.now() - start < 10_000, name);
   }
   const { text } = await list(on);
   for (const name of special)
@@ -545,19 +736,7 @@ test("a message keeps the model's own words, even where they hold the path of th
   const inner = `copy${root}/src`;
   write(root, { [`${inner}/only-here.ts`]: "x\n" });
   after(() => rmSync(path.join(root, "copy"), { recursive: true }));
-  assert.match((await read(agent, "only-here.js")).text, new RegExp(`${inner}/only-here\\.ts`));
-  assert.match((await read(agent, `${inner}/absent.ts`)).text, new RegExp(`^${inner}/absent\\.ts`));
-});
-
-test("ignore rules that never end cost a bounded memory, and the search says that it failed", async () => {
-  const on = await agentWith({ "src/a.ts": "needle\n", "b.ts": "other\n" });
-  symlinkSync("/dev/zero", path.join(on.root, "src/.gitignore"));
-  for (const { text, isError } of [await search(on, "needle"), await list(on, ".", "*.ts")]) {
-    assert.ok(isError, text);
-    assert.match(text, /stopped \(/);
-  }
-  assert.match((await read(on, "src/a.ts")).text, /needle/);
-  // Nor is an answer lost for a source whose file has to be looked for.
-  const [source] = await checkSources(on, "It is in absent.ts:3.");
-  assert.deepEqual([source?.state, source?.reason], ["wrong", "no such file"]);
+  const on = await agentAt(root);
+  assert.match((await read(on, "only-here.js")).text, new RegExp(`${inner}/only-here\\.ts`));
+  assert.match((await read(on, `${inner}/absent.ts`)).text, new RegExp(`^${inner}/absent\\.ts`));
 });

@@ -9,7 +9,6 @@ import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { after, describe, test } from "node:test";
-import { setTimeout as sleep } from "node:timers/promises";
 import {
   type AssistantMessage,
   createModels,
@@ -343,7 +342,8 @@ test("The turn limit counts the replies to one question only", async () => {
 test("The cost limit counts the whole conversation", async () => {
   const earlier = fauxAssistantMessage("Earlier.");
   earlier.usage = { ...earlier.usage, cost: { ...earlier.usage.cost, total: 2 } };
-  const messages = [userMessage("What was it?"), earlier];
+  const question = { role: "user", content: "What was it?", timestamp: 0 } as const;
+  const messages = [question, earlier];
   const { outcome, requests } = await ask(["Enough."], { messages, limits: limits({ cost: 1.5 }) });
   assert.deepEqual([outcome.ended, outcome.answer], ["limit", "Enough."]);
   assert.match(outcome.message, /\$1\.5.*--max-cost/);
@@ -353,25 +353,25 @@ test("The cost limit counts the whole conversation", async () => {
   );
 });
 
-test("The last tenth of the time is for an answer", async () => {
+test("The last tenth of the time is for an answer", async (t) => {
   const late = async () => {
-    await sleep(3700);
+    t.mock.timers.enable({ apis: ["Date"], now: Date.now() + 55_000 });
     return calls(read("a.ts"));
   };
   const steps = [late, "As far as I know."];
-  const { outcome, requests } = await ask(steps, { limits: limits({ ms: 4000 }) });
+  const { outcome, requests } = await ask(steps, { limits: limits({ ms: 60_000 }) });
   assert.deepEqual([outcome.ended, outcome.answer], ["limit", "As far as I know."]);
-  assert.match(outcome.message, /4 s.*--timeout/);
+  assert.match(outcome.message, /60 s.*--timeout/);
   assert.equal(requests[1]?.toolChoice, "none");
 });
 
 test("At the end of the time a reply is broken off, and what came of it is kept", async () => {
   const { outcome } = await ask(["It is there. ".repeat(1000)], {
-    limits: limits({ ms: 200 }),
+    limits: limits({ ms: 500 }),
     tokensPerSecond: 100,
   });
   assert.equal(outcome.ended, "limit");
-  assert.match(outcome.message, /0\.2 s.*--timeout/);
+  assert.match(outcome.message, /0\.5 s.*--timeout/);
   assert.match(outcome.answer, /^It is there\./);
 });
 
@@ -493,6 +493,9 @@ describe("trimContext", () => {
     return ask(steps, { tools: [large], contextWindow, limits: limits({ turns: 100 }) });
   };
   const isBlank = (message: Message) => textOf(message).startsWith("[removed");
+  /** One of 40 turns, which is looked at from several sides. */
+  const long = () => (asked ??= conversation(40));
+  let asked: ReturnType<typeof conversation> | undefined;
 
   test("sends everything as it is while it fits", async () => {
     const { requests, agent } = await conversation(5);
@@ -501,7 +504,7 @@ describe("trimContext", () => {
   });
 
   test("keeps every request of a long conversation within the model's window", async () => {
-    const { requests, outcome } = await conversation(40);
+    const { requests, outcome } = await long();
     assert.deepEqual([outcome.ended, requests.length], ["answered", 41]);
     for (const { messages } of requests) {
       const unused = messages.map((m) => (m.role === "assistant" ? { ...m, usage: NO_USAGE } : m));
@@ -510,7 +513,7 @@ describe("trimContext", () => {
   });
 
   test("blanks the oldest results and keeps the newest, and all that is no result", async () => {
-    const { requests, agent } = await conversation(40);
+    const { requests, agent } = await long();
     for (const { messages } of requests) {
       const results = messages.filter(({ role }) => role === "toolResult").map(isBlank);
       assert.deepEqual(
@@ -524,7 +527,7 @@ describe("trimContext", () => {
   });
 
   test("leaves the stored history untouched", async () => {
-    const { agent } = await conversation(40);
+    const { agent } = await long();
     assert.ok(agent.trimmed > 0);
     assert.ok(!agent.messages.some(isBlank));
     const before = structuredClone(agent.messages);
@@ -533,7 +536,7 @@ describe("trimContext", () => {
   });
 
   test("changes what was sent before seldom, so that the provider's cache holds", async () => {
-    const { requests } = await conversation(40);
+    const { requests } = await long();
     const changes = requests.slice(1).filter(({ messages }, i) => {
       const before = requests[i]?.messages ?? [];
       return JSON.stringify(messages.slice(0, before.length)) !== JSON.stringify(before);
@@ -644,8 +647,6 @@ const cutOff = (content: string | ToolCall) =>
 const limits = (some: Partial<Agent["limits"]>): Agent["limits"] => {
   return { turns: 50, ms: 60_000, cost: Number.POSITIVE_INFINITY, ...some };
 };
-
-const userMessage = (content: string): Message => ({ role: "user", content, timestamp: 0 });
 
 function tool(
   name: string,

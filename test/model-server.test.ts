@@ -34,7 +34,7 @@ import {
   thinking,
   unknown,
 } from "./model-server.ts";
-import { startCommand } from "./run-cli.ts";
+import { runHere, startCommand, startHere } from "./run-cli.ts";
 
 const APIS = ["anthropic", "openai"] as const;
 const models = builtinModels();
@@ -376,7 +376,7 @@ test("a huge reply arrives whole", async () => {
 test("close ends at once whatever is pending, and nothing keeps the process alive", async () => {
   const script = `
     import { keepAliveStall, reply, stall, startModelServer, text } from ${JSON.stringify(SERVER)};
-    const slow = reply([text(["a", "b"], 60_000)]);
+    const slow = reply([text(["a", "b"], 600_000)]);
     const steps = [reply("Done."), stall(), keepAliveStall(), slow, () => new Promise(() => {})];
     const server = await startModelServer(steps);
     const body = ${JSON.stringify(VALID_BODY)};
@@ -389,9 +389,9 @@ test("close ends at once whatever is pending, and nothing keeps the process aliv
     await server.close();
     await next.catch(() => console.log("closed"));`;
   const args = ["--input-type=module", "-e", script];
-  const { code, stdout, stderr, ms } = await startCommand(process.execPath, args).done;
+  // Each pause that it leaves behind is longer than what a command may take.
+  const { code, stdout, stderr } = await startCommand(process.execPath, args).done;
   assert.deepEqual([code, stdout, stderr], [0, "closed\n", ""]);
-  assert.ok(ms < 5_000, `It took ${ms} ms.`);
 });
 const SERVER = new URL("./model-server.ts", import.meta.url).href;
 
@@ -406,7 +406,7 @@ test("a command runs without the keys of this process and in a home of its own",
   delete process.env.ANTHROPIC_API_KEY;
   const { PATH, HOME, XDG_STATE_HOME, X, ...others } = JSON.parse(stdout);
   assert.ok(PATH && XDG_STATE_HOME.startsWith(HOME) && HOME !== process.env.HOME && X === "1");
-  assert.deepEqual(others, {});
+  assert.deepEqual(Object.keys(others), ["NODE_COMPILE_CACHE"]);
 });
 
 test("a command gets its text on stdin, an end of file, or a pipe that stays open", async () => {
@@ -439,4 +439,34 @@ test("a test can wait for a line and send a signal", async () => {
   cli.child.kill("SIGTERM");
   assert.equal((await cli.done).signal, "SIGTERM");
   await assert.rejects(cli.waitFor(/never/, "stdout"), /ended without/);
+});
+
+test("runs in this process have an environment each, and leave this one's as it was", async () => {
+  process.env.ANTHROPIC_API_KEY = "secret";
+  const before = { ...process.env };
+  const options = { cwd: "/", env: { DEEPSEEK_API_KEY: "k" } };
+  const [none, some] = await Promise.all([
+    runHere(["--list-models"]),
+    runHere(["--list-models"], options),
+  ]);
+  assert.match(none.stdout, /^offline\/search .*\n$/);
+  assert.match(some.stdout, /^deepseek\/[\s\S]*^offline\/search /m);
+  assert.doesNotMatch(some.stdout, /^anthropic/m);
+  assert.deepEqual({ ...process.env }, before);
+  assert.notEqual(process.cwd(), "/");
+  delete process.env.ANTHROPIC_API_KEY;
+});
+
+test("a run in this process can be watched, is given up in time, and is stopped by its exit code", async () => {
+  await using server = await startModelServer([stall(), stall()]);
+  const args = ["-m", "m", "--base-url", server.openaiUrl, "--no-session", ".", "q"];
+  const late = await runHere(args, { timeoutMs: 300 });
+  assert.deepEqual([late.code, late.timedOut], [null, true]);
+  const run = startHere(args);
+  await server.nextRequest();
+  run.stop(143);
+  const { code, stdout, stderr } = await run.done;
+  assert.deepEqual([code, stdout], [143, ""]);
+  assert.match(stderr, /^mini-pi: /);
+  await assert.rejects(run.waitFor(/never/), /ended without/);
 });

@@ -1,5 +1,5 @@
-// Which model is asked: the defaults against pi-ai's catalogue, the order of providers, and what
-// a key, a name or their absence leads to. In this process, with an environment of its own.
+// Which model is asked: the preferred ones against pi-ai's catalogue, and what a key, a name or their
+// absence leads to. In this process, with an environment of its own.
 
 import assert from "node:assert/strict";
 import { mkdtempSync, rmSync } from "node:fs";
@@ -7,7 +7,7 @@ import { tmpdir } from "node:os";
 import path from "node:path";
 import { after, before, test } from "node:test";
 import { builtinModels } from "@earendil-works/pi-ai/providers/all";
-import { defaultModel, findModel, providerOrder } from "../mini-pi.ts";
+import { findModel, PREFERRED } from "../mini-pi.ts";
 
 // Here are no keys, and no credentials in files below the home directory.
 const HOME = mkdtempSync(path.join(tmpdir(), "mini-pi-models-"));
@@ -30,62 +30,59 @@ async function chosen(env: Record<string, string>, name?: string, baseUrl?: stri
 }
 
 const models = builtinModels();
-// The offline model is nobody's provider, and may or may not stand in the list.
-const order = providerOrder(models).filter((provider) => provider !== "offline");
-const withModels = order.filter((provider) => models.getModels(provider).length > 0);
+const providers = models.getProviders().map(({ id }) => id);
+const withModels = providers.filter((provider) => models.getModels(provider).length > 0);
 
-test("every provider's default exists in the catalogue and can read a good deal of code", (t) => {
-  for (const provider of withModels) {
-    const model = defaultModel(models, provider);
-    assert.ok(model, provider);
-    assert.equal(models.getModel(provider, model.id), model);
-    const { id, contextWindow, maxTokens, cost } = model;
-    t.diagnostic(
-      `${provider.padEnd(30)} ${id.padEnd(44)} ${contextWindow} tokens, $${cost.input}/$${cost.output}`,
-    );
-    assert.ok(contextWindow >= 100_000, `${provider}/${id} takes ${contextWindow} tokens`);
-    assert.ok(maxTokens >= 8_000, `${provider}/${id} gives ${maxTokens} tokens`);
+/** The parts of an entry such as "openrouter/anthropic/claude-sonnet-5.5". */
+function parts(name: string): [provider: string, id: string] {
+  const slash = name.indexOf("/");
+  return [name.slice(0, slash), name.slice(slash + 1)];
+}
+/** What a provider that is named alone means. */
+const usual = (provider: string) =>
+  PREFERRED.find((name) => parts(name)[0] === provider) ??
+  `${provider}/${models.getModels(provider)[0]?.id}`;
+
+test("every preferred model is in the catalogue and can read a good deal of code", (t) => {
+  assert.ok(PREFERRED.length > 0);
+  for (const name of PREFERRED) {
+    if (name === "offline/search") continue;
+    const model = models.getModel(...parts(name));
+    assert.ok(model, `${name} is not in the catalogue`);
+    const { contextWindow, maxTokens, cost } = model;
+    t.diagnostic(`${name.padEnd(60)} ${contextWindow} tokens, $${cost.input}/$${cost.output}`);
+    assert.ok(contextWindow >= 100_000, `${name} takes ${contextWindow} tokens`);
+    assert.ok(maxTokens >= 8_000, `${name} gives ${maxTokens} tokens`);
   }
 });
 
-test("a provider without models in the catalogue has no default, and the others all have one", () => {
-  const without = order.filter((provider) => !defaultModel(models, provider));
-  assert.deepEqual(
-    without,
-    order.filter((provider) => !withModels.includes(provider)),
-  );
-  assert.equal(order.length, models.getProviders().length);
+test("a provider has one preferred model at most", () => {
+  const preferred = PREFERRED.map((name) => parts(name)[0]);
+  assert.equal(new Set(preferred).size, preferred.length);
 });
 
-test("no provider's default is merely the first of its list, unless it has nothing better", (t) => {
-  const first = withModels.filter(
-    (provider) =>
-      models.getModels(provider).length > 2 &&
-      defaultModel(models, provider) === models.getModels(provider)[0],
-  );
+test("no model that a provider's name alone leads to is too small to read code", (t) => {
+  const first = withModels.filter((provider) => !PREFERRED.includes(usual(provider)));
   t.diagnostic(`the first of the list: ${first.join(", ")}`);
   // A 12B chat model is no reader of code, where the same host has models of 120B and more.
-  assert.notEqual(defaultModel(models, "nvidia")?.id, "google/gemma-3-12b-it");
+  assert.notEqual(usual("nvidia"), "nvidia/google/gemma-3-12b-it");
+  for (const provider of withModels) {
+    const model = models.getModel(...parts(usual(provider)));
+    assert.ok(model && model.contextWindow >= 32_000, usual(provider));
+  }
 });
 
-test("providers come in the order that suits people, ambient credentials last", () => {
-  const first = [
-    "anthropic",
-    "openai",
-    "google",
-    "deepseek",
-    "openrouter",
-    "xai",
-    "mistral",
-    "groq",
-  ];
+test("preferred models come in the order that suits people, ambient credentials last", () => {
+  const order = PREFERRED.map((name) => parts(name)[0]).filter((id) => id !== "offline");
+  const first = "anthropic openai google deepseek openrouter xai mistral groq".split(" ");
   assert.deepEqual(order.slice(0, 8), first);
-  assert.equal(order.at(-1), "amazon-bedrock");
+  // Keys of these are often there for other uses.
   const ambient = ["huggingface", "github-copilot", "google-vertex", "amazon-bedrock"];
-  assert.deepEqual(new Set(order.slice(-4)), new Set(ambient));
-  assert.equal(new Set(order).size, order.length);
+  const last = order.filter((provider) => ambient.includes(provider));
+  assert.deepEqual(last, last.length > 0 ? order.slice(-last.length) : []);
 });
 
+const both = { ANTHROPIC_API_KEY: "k", OPENAI_API_KEY: "k" };
 const aws = { AWS_PROFILE: "default" };
 const CHOICES: [env: Record<string, string>, provider: string][] = [
   [{}, "offline"],
@@ -107,15 +104,27 @@ const CHOICES: [env: Record<string, string>, provider: string][] = [
 
 test("without a name the first provider with a key is asked, and without a key the offline model", async () => {
   for (const [env, provider] of CHOICES) {
-    const id = provider === "offline" ? "search" : defaultModel(models, provider)?.id;
-    assert.equal(await chosen(env), `${provider}/${id}`, JSON.stringify(env));
+    const expected = provider === "offline" ? "offline/search" : usual(provider);
+    assert.equal(await chosen(env), expected, JSON.stringify(env));
   }
 });
 
-test("every provider is chosen when its key alone is set", async () => {
+test("every provider with a preferred model is chosen when its key alone is set", async () => {
+  // Some share a key, such as a company's hosts in two countries: the first of them is meant.
+  const names = new Map<string, string>();
+  for (const name of PREFERRED) {
+    const [provider] = parts(name);
+    const key = provider === "offline" ? "" : await keyOf(provider);
+    if (key && !names.has(key)) names.set(key, name);
+  }
+  assert.ok(names.size >= 8);
+  for (const [key, name] of names) assert.equal(await chosen({ [key]: "k" }), name);
+});
+
+test("a provider that is named alone means its preferred model, else its first", async () => {
   for (const provider of withModels) {
     const key = await keyOf(provider);
-    if (key) assert.notEqual(await chosen({ [key]: "k" }), "offline/search", provider);
+    if (key) assert.equal(await chosen({ ...both, [key]: "k" }, provider), usual(provider));
   }
 });
 
@@ -129,7 +138,6 @@ async function keyOf(provider: string): Promise<string> {
   return /: set ([A-Z\d_]+)$/.exec(message)?.[1] ?? "";
 }
 
-const both = { ANTHROPIC_API_KEY: "k", OPENAI_API_KEY: "k" };
 const NAMES: [name: string, env: Record<string, string>, model: string][] = [
   ["openai/gpt-6.2-sol", both, "openai/gpt-6.2-sol"],
   ["openai", both, "openai/gpt-6.2-sol"],

@@ -1,78 +1,72 @@
-// What a terminal shows of replies as they come, over failed attempts, calls, and several questions.
+// What a terminal shows of replies as they come, over broken connections, calls, and several parts.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { fauxAssistantMessage } from "@earendil-works/pi-ai";
-import { type AgentEvent, showText } from "../mini-pi.ts";
+import { temporary, write } from "./fixtures.ts";
+import { call, cutMiddle, reply, type Step, startModelServer, text } from "./model-server.ts";
+import { atServer, runHere } from "./run-cli.ts";
 
-const usage = fauxAssistantMessage("").usage;
-const partial = fauxAssistantMessage("");
+const DIR = temporary();
+write(DIR, { "a.ts": "export const answer = 42;\n" });
+const env = { ANTHROPIC_API_KEY: "key", NO_COLOR: "1", MINI_PI_RETRY_MS: "5" };
 
-/** A question begins; pieces of a reply come; it ends as it says. */
-type Step = "ask" | { pieces: string[]; ends: "stop" | "toolUse" | "length" | "error" | "aborted" };
-
-function eventsOf(step: Step): AgentEvent[] {
-  if (step === "ask") return [{ type: "agent_start" }];
-  const pieces = step.pieces.map((delta): AgentEvent => {
-    const update = { type: "text_delta", contentIndex: 0, delta, partial } as const;
-    return { type: "message_update", usage, assistantMessageEvent: update };
-  });
-  const message = fauxAssistantMessage(step.pieces.join(""), { stopReason: step.ends });
-  return [...pieces, { type: "message_end", message }];
-}
-
-const failed = (...pieces: string[]): Step => ({ pieces, ends: "error" });
-const stopped = (...pieces: string[]): Step => ({ pieces, ends: "stop" });
+const AGAIN = "(the connection broke; starting again)\n";
+const READ = call("read_file", { path: "a.ts" });
+const cut = (...pieces: string[]) => cutMiddle([text(pieces)]);
+const answer = (...pieces: string[]) => reply([text(pieces)]);
 
 const SHOWN: [what: string, steps: Step[], shown: string][] = [
-  ["an answer", ["ask", stopped("One", " two.")], "One two.\n"],
-  ["an answer that ends its line", ["ask", stopped("One.\n")], "One.\n"],
+  ["an answer", [answer("One", " two.")], "One two.\n"],
+  ["an answer that ends its line with one line break", [answer("One.\n")], "One.\n"],
+  ["nothing of an attempt that broke before any text", [cut(), answer("One.")], "One.\n"],
   [
-    "the same again after a failure",
-    ["ask", failed("One t"), stopped("One", " two.")],
-    "One two.\n",
-  ],
-  ["a failure before any text", ["ask", failed(), stopped("One.")], "One.\n"],
-  [
-    "another text after a failure",
-    ["ask", failed("One two"), stopped("Three.")],
-    "One two\nThree.\n",
+    "that the connection broke, and the new text from its start",
+    [cut("One t"), answer("One", " two.")],
+    `One t\n${AGAIN}One two.\n`,
   ],
   [
-    "a text that differs from its second piece on",
-    ["ask", failed("One two"), stopped("One", " three.")],
-    "One two\nOne three.\n",
+    "one line break only after an attempt that broke at the end of a line",
+    [cut("One\n"), answer("One\ntwo.")],
+    `One\n${AGAIN}One\ntwo.\n`,
   ],
   [
-    "less than a failed attempt had shown",
-    ["ask", failed("One two and more"), stopped("One", " two")],
-    "One two and more\nOne two\n",
+    "each of two attempts that broke",
+    [cut("O"), cut("One t"), answer("One two.")],
+    `O\n${AGAIN}One t\n${AGAIN}One two.\n`,
   ],
-  ["two failures", ["ask", failed("O"), failed("One t"), stopped("One two.")], "One two.\n"],
   [
-    "parts of one answer",
-    ["ask", { pieces: ["One t"], ends: "length" }, stopped("wo.")],
+    "the parts of an answer as one",
+    [reply([text("One t")], { stop: "max_tokens" }), answer("wo.")],
     "One two.\n",
   ],
   [
-    "words beside calls, and an answer that begins like them",
-    ["ask", { pieces: ["Let me"], ends: "toolUse" }, stopped("Let me say it.")],
+    "words beside calls on a line of their own",
+    [reply([text("Let me"), READ]), answer("Let me say it.")],
     "Let me\nLet me say it.\n",
   ],
   [
-    "the next question after one that failed",
-    ["ask", failed("One"), "ask", stopped("One two.")],
-    "OneOne two.\n",
+    "an answer that is given again for its sources with a title between",
+    [answer("See b.ts:9."), answer("It is not there.")],
+    "See b.ts:9.\n\nCorrected answer:\nIt is not there.\n",
   ],
-  ["an emoji in two halves", ["ask", stopped("a\ud83d", "\ude00b")], "a😀b\n"],
-  ["an empty piece", ["ask", failed("One"), stopped("", "One", "", " two.")], "One two.\n"],
+  ["an emoji that comes in two halves as one", [answer("a\ud83d", "\ude00b")], "a😀b\n"],
+  ["an answer with an empty piece in it whole", [answer("", "One", "", " two.")], "One two.\n"],
 ];
 
+/** What is on stderr beside it: calls, tries, sources, the cost. */
+const NOTES = /^(read_file|retry|sources:|\d+ turns?,) ?.*\n/gm;
+
 for (const [what, steps, expected] of SHOWN)
-  test(`a terminal shows ${what}`, () => {
-    const written: string[] = [];
-    const show = showText((text) => written.push(text));
-    for (const event of steps.flatMap(eventsOf)) show(event);
-    assert.equal(written.join(""), expected);
-    assert.ok(written.every((text) => text.isWellFormed()));
+  test(`a terminal shows ${what}`, async () => {
+    await using server = await startModelServer(steps);
+    const args = [...atServer(server), "--no-session", DIR, "q"];
+    const { code, stdout } = await runHere(args, { env, terminal: true });
+    assert.deepEqual([code, server.problems], [0, []]);
+    assert.equal(stdout.replace(NOTES, ""), expected);
   });
+
+test("a pipe gets the answer only, however often the connection broke before it", async () => {
+  await using server = await startModelServer([cut("One t"), cut("One"), answer("One two.")]);
+  const { code, stdout } = await runHere([...atServer(server), "--no-session", DIR, "q"], { env });
+  assert.deepEqual([code, stdout], [0, "One two.\n"]);
+});

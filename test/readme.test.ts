@@ -5,7 +5,7 @@ import { mkdtemp, readFile, rm, writeFile } from "node:fs/promises";
 import path from "node:path";
 import { test } from "node:test";
 import { promisify } from "node:util";
-import { runCli } from "./run-cli.ts";
+import { runCli, runHere } from "./run-cli.ts";
 
 const root = path.join(import.meta.dirname, "..");
 const readme = await readFile(path.join(root, "README.md"), "utf8");
@@ -36,14 +36,14 @@ test("the line that the transcript cites exists and says what was asked for", as
 
 test("the command that sets everything up answers about mini-pi itself", async () => {
   const [, command = ""] = /npm ci && npx node (mini-pi\.ts .*)/.exec(readme) ?? [];
-  const { code, stdout, stderr } = await runCli(words(command).slice(1), { cwd: root });
+  const { code, stdout, stderr } = await runHere(words(command).slice(1), { cwd: root });
   assert.equal(code, 0, stderr);
   assert.match(stdout, /mini-pi\.ts:\d+-\d+/);
   assert.match(stderr, /ANTHROPIC_API_KEY/);
 });
 
 test("the help in the README is what --help prints", async () => {
-  const { stdout } = await runCli(["--help"]);
+  const { stdout } = await runHere(["--help"]);
   assert.ok(readme.includes(`\`\`\`\n${stdout}\`\`\``));
 });
 
@@ -60,7 +60,7 @@ test("the program in the README runs, with its own tool and listener", async () 
       env,
     });
     assert.match(stdout, /package\.json:1-/);
-    assert.match(stderr, /list_files/);
+    assert.match(stderr, /read_file/);
   } finally {
     await rm(directory, { recursive: true });
   }

@@ -6,10 +6,18 @@ import { spawnSync } from "node:child_process";
 import { symlinkSync } from "node:fs";
 import path from "node:path";
 import { before, test } from "node:test";
-import { type Agent, checkSources, findCitations, runTool } from "../mini-pi.ts";
-import { agentAt, type Tree, temporary, write } from "./fixtures.ts";
+import {
+  type Agent,
+  checkSources,
+  createAgent,
+  findCitations,
+  findModel,
+  runAgent,
+  runTool,
+} from "../mini-pi.ts";
+import { agentAt, freshSeed, isLong, random, type Tree, temporary, write } from "./fixtures.ts";
 import { call, type ModelRequest, reply, type Step, startModelServer } from "./model-server.ts";
-import { MINI_PI, runCli, startCommand, atServer as to } from "./run-cli.ts";
+import { MINI_PI, MODEL, runCli, startCommand, atServer as to } from "./run-cli.ts";
 
 // ------------------------------------------------------------------- The citations in a text
 
@@ -18,69 +26,54 @@ const place = ({ path: file, from, to }: { path: string; from: number; to: numbe
 
 /** A text, and the citations it holds, in order. */
 const TEXTS: [text: string, citations: string][] = [
-  // Plain, with a range, a list, at the end of a sentence, several of them.
+  // Plain, with a range, at the end of a sentence, several of them.
   ["src/a.ts:12", "src/a.ts:12"],
   ["src/a.ts:12-40", "src/a.ts:12-40"],
-  ["a.ts:12,18", "a.ts:12 a.ts:18"],
-  ["a.ts:12,18-20,31", "a.ts:12 a.ts:18-20 a.ts:31"],
   ["It is in src/a.ts:12.", "src/a.ts:12"],
   ["Is it in src/a.ts:12-40?", "src/a.ts:12-40"],
-  [
-    "src/a.ts:12, src/b.ts:3; src/c.ts:4-5 and d.ts:6",
-    "src/a.ts:12 src/b.ts:3 src/c.ts:4-5 d.ts:6",
-  ],
+  ["a.ts:12, b.ts:3; src/c.ts:4-5 and d.ts:6", "a.ts:12 b.ts:3 src/c.ts:4-5 d.ts:6"],
   ["src/a.ts:12 and again src/a.ts:12", "src/a.ts:12"],
   ["a.ts:12, 40 times a day", "a.ts:12"],
-  ["a.ts:12–40", "a.ts:12-40"],
-  ["a.ts:12—40", "a.ts:12-40"],
-  ["a.ts:L12-L40", "a.ts:12-40"],
+  ["a.ts:L12 and a.ts:L14-L40", "a.ts:12 a.ts:14-40"],
   ["a.ts:40-12", "a.ts:40-12"],
   ["src/a.ts:12:34 is a line and a column", "src/a.ts:12"],
   ["- src/a.ts:12: the guard", "src/a.ts:12"],
+  ["a.ts#L12", "a.ts:12"],
+  ["a.ts#L12-L40", "a.ts:12-40"],
   // In brackets, quotes and Markdown.
   ["`a.ts:12`", "a.ts:12"],
   ["`src/a.ts`:12-40", "src/a.ts:12-40"],
   ["**src/a.ts:12**", "src/a.ts:12"],
-  ["**`src/a.ts`**:12", "src/a.ts:12"],
+  ["**`src/a.ts:12`**", "src/a.ts:12"],
   ['"a.ts":12', "a.ts:12"],
   ["(src/a.ts:12)", "src/a.ts:12"],
   ["[src/a.ts:12]", "src/a.ts:12"],
   ["<src/a.ts:12>", "src/a.ts:12"],
   ["| `src/a.ts:12` | the guard |", "src/a.ts:12"],
   ["> src/a.ts:12", "src/a.ts:12"],
-  ["→src/a.ts:12 ✅b.ts:3 👉c.ts:4 …d.ts:5", "src/a.ts:12 b.ts:3 c.ts:4 d.ts:5"],
-  ["佐々木.ts:12, §a.ts:3 «b.ts:4» a²b.md:5", "佐々木.ts:12 a.ts:3 b.ts:4 a²b.md:5"],
-  ["src/größe.ts:12 and src/размер.ts:3", "src/größe.ts:12 src/размер.ts:3"],
-  ["app/[slug]/page.tsx:12, app/(auth)/b.tsx:3", "app/[slug]/page.tsx:12 app/(auth)/b.tsx:3"],
   ["[a.ts](a.ts#L12-L40)", "a.ts:12-40"],
   ["[the guard](src/a.ts#L12)", "src/a.ts:12"],
   ["[src/a.ts:12](src/a.ts#L12)", "src/a.ts:12"],
   ["[src/a.ts:12](src/a.ts:12)", "src/a.ts:12"],
-  ["a.ts#L12", "a.ts:12"],
-  ["a.ts#L12-40", "a.ts:12-40"],
-  // In words.
-  ["a.ts, line 12", "a.ts:12"],
-  ["a.ts line 12", "a.ts:12"],
-  ["a.ts (line 12)", "a.ts:12"],
-  ["`a.ts` (lines 12-40)", "a.ts:12-40"],
-  ["`a.ts` at line 12", "a.ts:12"],
-  ["a.ts on line 12", "a.ts:12"],
-  ["lines 12-40 of `a.ts`", "a.ts:12-40"],
-  ["Line 12 of a.ts", "a.ts:12"],
-  ["lines 12–40 in src/a.ts", "src/a.ts:12-40"],
-  ["lines 12 to 40 of a.ts", "a.ts:12-40"],
-  // In Chinese.
+  // A bare line is one of the file that was named last, with a line or without.
+  ["`src/a.ts` does it (:12) and `:40-44`", "src/a.ts:12 src/a.ts:40-44"],
+  ["src/a.ts:3 checks it, [:9] takes it", "src/a.ts:3 src/a.ts:9"],
+  ["In src/a.ts, see :12.", "src/a.ts:12"],
+  ["`a.ts` (:1), then b.ts (:2-3), :4", "a.ts:1 b.ts:2-3 b.ts:4"],
+  ["a.ts:1, :5, :7-9 and b.ts:2, :6", "a.ts:1 a.ts:5 a.ts:7-9 b.ts:2 b.ts:6"],
+  ["[a.ts](a.ts) has it.\n\nMore of it: `:12`", "a.ts:12"],
+  ["(:12) and `:3-4`", ""],
+  ["a.ts at 10:30, 16:9, std::io, node:fs, x:1", ""],
+  ["`a.py` takes `list[:12]` and `x[1:2]`", ""],
+  ["See https://example.com/a.ts (:12)", ""],
+  // Beside Chinese, and in other letters.
   ["重试在 src/a.ts:12 处理。", "src/a.ts:12"],
-  ["重试在src/a.ts:12处理。", "src/a.ts:12"],
-  ["见（src/a.ts：12）。", "src/a.ts:12"],
-  ["见「src/a.ts：12-40」", "src/a.ts:12-40"],
-  ["src/a.ts:12，b.ts:3、c.ts:4", "src/a.ts:12 b.ts:3 c.ts:4"],
-  ["`a.ts` 第 12 行", "a.ts:12"],
-  ["a.ts第12-40行", "a.ts:12-40"],
-  ["`a.ts` 的第 12 至 40 行", "a.ts:12-40"],
-  ["a.ts 第 12 到 40 行", "a.ts:12-40"],
+  ["见（src/a.ts:12）。", "src/a.ts:12"],
+  ["见「src/a.ts:12-40」", "src/a.ts:12-40"],
+  ["是的。src/a.ts:12，b.ts:3、c.ts:4", "src/a.ts:12 b.ts:3 c.ts:4"],
   ["`说明.md:3`", "说明.md:3"],
-  ["文档/水獭.md:3", "文档/水獭.md:3"],
+  ["文档/水獭.md:3 and 佐々木.ts:12", "文档/水獭.md:3 佐々木.ts:12"],
+  ["src/größe.ts:12 and src/размер.ts:3", "src/größe.ts:12 src/размер.ts:3"],
   // Paths of all kinds.
   ["./src/a.ts:12", "src/a.ts:12"],
   ["src\\win\\a.ts:12", "src/win/a.ts:12"],
@@ -92,8 +85,9 @@ const TEXTS: [text: string, citations: string][] = [
   ["node_modules/@types/node/fs.d.ts:9", "node_modules/@types/node/fs.d.ts:9"],
   ["src/a-b_c.test.tsx:8", "src/a-b_c.test.tsx:8"],
   ["src/naïve.ts:3", "src/naïve.ts:3"],
-  ["`my notes.md:3`", "notes.md:3"],
-  ["`node --test src/a.ts:12`", "src/a.ts:12"],
+  ["`my notes.md:3`", "my notes.md:3"],
+  ['"my notes.md":3 and "sub dir/odd (1).py":12-14', "my notes.md:3 sub dir/odd (1).py:12-14"],
+  ["It is in my notes.md:3", "notes.md:3"],
   ["main.c:10 and lib.rs:20 and x.h:1", "main.c:10 lib.rs:20 x.h:1"],
   // Addresses, modules, times, versions, images, ports.
   ["127.0.0.1:8080", ""],
@@ -115,112 +109,153 @@ const TEXTS: [text: string, citations: string][] = [
   ["sha256:123", ""],
   ["{ port:80, x:1 } and list[1:2]", ""],
   ["Step 1:2 and note:3", ""],
-  // Half a citation is none.
+  // Half a citation is none, nor is one in words.
   ["a.ts", ""],
   ["line 12", ""],
   ["lines 12-40 of it", ""],
   ["#L12", ""],
   ["a.ts: 12 lines long", ""],
   ["a.ts:", ""],
+  ["line 12 of a.ts and a.ts, lines 3-4", ""],
   ["", ""],
   // Code is no prose; inline code is.
   ["```\nsrc/a.ts:12\n```", ""],
   ["~~~ts\n// see src/a.ts:12\n~~~\nsrc/b.ts:3", "src/b.ts:3"],
   ["```\nsrc/a.ts:12\n", ""],
   ["````md\n```\nsrc/a.ts:12\n```\n````", ""],
+  ["src/a.ts:3\n```\nf(x):12\n```\nand :9", "src/a.ts:3 src/a.ts:9"],
 ];
 
-test(`of ${TEXTS.length} texts, each is found to hold the citations it holds and no others`, async (t) => {
-  assert.ok(TEXTS.length >= 60);
+test("a text holds the citations that it holds, and no others", async (t) => {
   for (const [text, citations] of TEXTS)
     await t.test(JSON.stringify(text), () => {
       assert.equal(findCitations(text).map(place).join(" "), citations);
     });
 });
 
-const CODE = "```ts\nconst x = 1;\n```";
-const BLOCKS: [text: string, code: (string | undefined)[]][] = [
-  [`src/a.ts:12\n${CODE}`, ["const x = 1;\n"]],
-  [`In \`src/a.ts:12-14\`:\n\n${CODE}`, ["const x = 1;\n"]],
-  [`**src/a.ts:12**:\n${CODE}`, ["const x = 1;\n"]],
-  ["```ts src/a.ts:12\nconst x = 1;\n```", ["const x = 1;\n"]],
-  [`See src/a.ts:12. Then run this:\n${CODE}`, [undefined]],
-  [`src/a.ts:12 and src/b.ts:3\n${CODE}`, [undefined, undefined]],
-  [`src/a.ts:12\n\nIt is short.\n\n${CODE}`, [undefined]],
-];
-
-test("a block of code belongs to the one citation right before it", () => {
-  for (const [text, code] of BLOCKS)
-    assert.deepEqual(
-      findCitations(text).map((citation) => citation.code),
-      code,
-      text,
-    );
-});
-
-/** Numbers below 1, the same ones for the same seed. */
-function* random(seed: number) {
-  for (let state = seed; ; ) {
-    state = (Math.imul(state, 1664525) + 1013904223) >>> 0;
-    yield state / 2 ** 32;
-  }
-}
-
 const PIECES =
-  `src/a.ts|:12|:|-40|#L1|\`|\`\`\`\n|~~~|\n|lines 3 of |, line |（|）：|第 3 行|[x](|)|[|]|**|./|..\\
+  `src/a.ts|:12|:|-40|#L1|\`|\`\`\`\n|~~~|\n|(:3)|, :7-9|（|）：|。|[x](|)|[|]|**|./|..\\
   |/|.|a|Z|9|\u0000|\u2028|\ud800|\udc00|👍|汉字|é|e\u0301|\t|"|'|,|，|、|@|$|+|~|\\|http://|node:|::|0|9999999999|\u202e|\r\n`.split(
     "|",
   );
 
 function randomTexts(count: number, seed: number): string[] {
-  const numbers = random(seed);
-  const next = (below: number) => Math.floor((numbers.next().value ?? 0) * below);
-  return Array.from({ length: count }, () =>
-    Array.from({ length: next(60) }, () => PIECES[next(PIECES.length)]).join(""),
-  );
+  const { below, pick } = random(seed);
+  const text = () => Array.from({ length: below(60) }, () => pick(PIECES)).join("");
+  return Array.from({ length: count }, text);
 }
 
-test("10,000 random texts take less than a second in all, and none of them crashes it", (t) => {
-  const texts = randomTexts(10_000, 5);
-  const timed = () => {
-    const start = performance.now();
-    texts.flatMap((text) => findCitations(text));
-    return performance.now() - start;
-  };
-  // The best of some rounds: a busy machine is no slow expression.
-  const best = Math.min(...Array.from({ length: 5 }, timed));
-  t.diagnostic(`${best.toFixed(0)} ms`);
-  assert.ok(best < 1000, `${best} ms`);
-  const found = texts.flatMap((text) => findCitations(text));
-  assert.ok(found.length > 1000);
+test("no random text crashes it, and what it finds are files and lines", (t) => {
+  const seed = isLong ? freshSeed(t) : 5;
+  const found = randomTexts(isLong ? 100_000 : 2000, seed).flatMap((text) => findCitations(text));
+  assert.ok(found.length > 200, `${found.length}`);
   for (const { path: file, from, to } of found)
     assert.ok(file !== "" && Number.isSafeInteger(from) && Number.isSafeInteger(to));
 });
 
-const LONG: [name: string, text: string][] = [
-  ["a dotted word", "a.".repeat(50_000)],
-  ["a path", "a/".repeat(50_000)],
-  ["a backtick and words", `\`${" a".repeat(50_000)}`],
-  ["backticks and words", "` a".repeat(33_000)],
-  ["a list of numbers", `a.ts:1${",1".repeat(50_000)}`],
-  ["numbers", "lines 1,".repeat(12_000)],
-  ["open fences", "```ts\n".repeat(16_000)],
-  ["citations", "src/a.ts:1 ".repeat(9_000)],
-  ["different citations", Array.from({ length: 9_000 }, (_, i) => `a.ts:${i}\n`).join("")],
-  ["fences with citations", "a.ts:1\n```\nx\n```\n".repeat(2_000)],
-  ["brackets", "[".repeat(100_000)],
-  ["closed brackets", "[a]".repeat(33_000)],
-  ["spaces", " ".repeat(100_000)],
-  ["Chinese", "汉".repeat(100_000)],
-  ["schemes", "a+b-c.".repeat(16_000)],
+/** Parts that make a long text of which an expression may go over the same places again and again. */
+const PARTS = [
+  ...[
+    "a",
+    "a/",
+    "a.",
+    "a.b",
+    "a.b/",
+    "a-",
+    "汉",
+    "汉.",
+    "。",
+    "é",
+    "1",
+    "0.",
+    "-",
+    " ",
+    "\t",
+    "\n",
+  ],
+  ...[
+    "`",
+    "` a",
+    " a",
+    "`a ",
+    "`a` ",
+    '"',
+    '"a',
+    '"a b',
+    "'",
+    "*",
+    "**a",
+    "[",
+    "]",
+    "[a]",
+    "[a].",
+    "[a](",
+  ],
+  ...[
+    "(",
+    ")",
+    "()",
+    "(a)/",
+    "](",
+    "[](",
+    "<",
+    "#",
+    "#L",
+    "#L1",
+    "a#L1",
+    "a.ts#L1-L",
+    "@",
+    "~",
+    "\\",
+    "\\a",
+  ],
+  ...[
+    ":",
+    "::",
+    ":1",
+    ":1 ",
+    "(:1)",
+    "`:1` ",
+    ":1-",
+    ":1-2",
+    "a:1",
+    "a.ts:1",
+    "a.ts:1 ",
+    "a.ts :1 ",
+    "1:",
+    "1:1",
+  ],
+  ...[
+    "a.ts:1,",
+    ",1",
+    "L1",
+    "http://",
+    "http://a ",
+    "a+b-c.",
+    "a://",
+    "```\n",
+    "```ts\n",
+    "~~~\n",
+    "> ```\n",
+  ],
+  ...["a.ts:1\n```\nx\n```\n", "lines 1,", "line 1 of ", "\ud83d\ude00", "\ud83d", "\u2028", "\0"],
 ];
 
-for (const [name, text] of LONG)
-  test(`a long text of ${name} takes less than half a second`, () => {
+test("the time to look for citations grows with a text and no faster, whatever it is made of", () => {
+  const texts = PARTS.flatMap((part) => {
+    const long = part.repeat(100_000 / part.length);
+    return isLong ? [long, `\`${long}`, `src/a.ts ${long}`, `"${long}`] : [long];
+  });
+  texts.push(Array.from({ length: 9000 }, (_, i) => `a.ts:${i}\n`).join(""));
+  texts.push(Array.from({ length: 9000 }, (_, i) => `a${i}.ts (:${i})\n`).join(""));
+  for (const text of texts) {
     const start = performance.now();
     findCitations(text);
-    assert.ok(performance.now() - start < 500, `${Math.round(performance.now() - start)} ms`);
-  });
+    const ms = performance.now() - start;
+    // Looking at each place once takes 20 ms; looking on from each place takes minutes.
+    assert.ok(ms < 5000, `${Math.round(ms)} ms for ${JSON.stringify(text.slice(0, 40))}...`);
+  }
+});
 
 // ------------------------------------------------------------------------- Seen, exists, wrong
 
@@ -244,6 +279,9 @@ const TREE: Tree = {
   ".env": "KEY=canary\n",
   Makefile: "all:\n\ttrue\n",
 };
+
+// The key of the questions that are asked in this process.
+process.env.ANTHROPIC_API_KEY = "key";
 
 const ROOT = temporary();
 let agent: Agent;
@@ -287,6 +325,7 @@ const STATES: [answer: string, states: string, reason?: RegExp][] = [
   ["a.ts:48-57", "seen"],
   ["a.ts:47", "exists"],
   ["crlf.ts:7, src/deep/only.ts:7", "seen seen"],
+  ["`a.ts` does it (:10-12), and :40", "seen exists"],
   ["src/deep/only.ts:6-7", "exists"],
   // Places that are not there.
   ["a.ts:121", "wrong", /120 lines/],
@@ -333,34 +372,6 @@ test("each source is seen, or exists, or is wrong with a reason", async (t) => {
     });
 });
 
-const quote = (citation: string, code: string) => `${citation}\n\`\`\`ts\n${code}\n\`\`\``;
-const QUOTES: [name: string, answer: string, state: string][] = [
-  ["as it is", quote("a.ts:10-11", "const x10 = 10;\nconst x11 = 11;"), "seen"],
-  ["indented otherwise", quote("a.ts:10-11", "    const x10  = 10;\n\tconst x11 = 11;\n"), "seen"],
-  [
-    "with its line numbers",
-    quote("a.ts:10-12", "10\tconst x10 = 10;\n11: const x11 = 11;\n12= const x12 = 12;"),
-    "seen",
-  ],
-  ["with a gap", quote("a.ts:10-20", "const x10 = 10;\n// ...\nconst x20 = 20;"), "seen"],
-  ["longer than the one line cited", quote("a.ts:10", "const x10 = 10;\nconst x11 = 11;"), "seen"],
-  ["from a file with CRLF", quote("crlf.ts:7", "const x7 = 7;"), "seen"],
-  ["from a file in UTF-16", quote("utf16.ts:3", "const x3 = 3;"), "seen"],
-  ["made up", quote("a.ts:10-11", "const y = 10;"), "wrong"],
-  ["half made up", quote("a.ts:10-11", "const x10 = 10;\nlaunchMissiles();"), "wrong"],
-  ["from another place", quote("a.ts:10-11", "const x90 = 90;\nconst x91 = 91;"), "wrong"],
-  ["after other words", quote("See a.ts:10-11. To run it, type", "npm start"), "seen"],
-];
-
-test("code that is said to come from a cited place must be there", async (t) => {
-  for (const [name, answer, state] of QUOTES)
-    await t.test(name, async () => {
-      const [source, ...more] = await checkSources(agent, answer);
-      assert.deepEqual([source?.state, more], [state, []]);
-      if (state === "wrong") assert.match(source?.reason ?? "", /code is not there/);
-    });
-});
-
 test("what was shown is remembered after trimming, and after a resume", async () => {
   const messages = JSON.parse(JSON.stringify(agent.messages));
   for (const later of [
@@ -375,16 +386,18 @@ test("what was shown is remembered after trimming, and after a resume", async ()
   }
 });
 
-test("an answer of a thousand sources, all wrong, is checked in under a second", async () => {
+test("an answer of a thousand sources, all wrong, costs one look at the names that there are", async () => {
   const names = Array.from({ length: 1000 }, (_, i) => `nowhere${i}.ts:1`);
   const start = performance.now();
   const sources = await checkSources(agent, names.join("\n"));
+  // To look at them for each would take a minute.
   assert.ok(performance.now() - start < 20_000, `${Math.round(performance.now() - start)} ms`);
   assert.equal(sources[0]?.state, "wrong");
 });
 
-test("random answers are checked without a crash", async () => {
-  for (const text of randomTexts(100, 6)) await checkSources(agent, text);
+test("random answers are checked without a crash", async (t) => {
+  const seed = isLong ? freshSeed(t) : 6;
+  for (const text of randomTexts(isLong ? 1000 : 50, seed)) await checkSources(agent, text);
 });
 
 // -------------------------------------------------------------------------- The correction round
@@ -394,11 +407,23 @@ const READ = reply([call("read_file", { path: "a.ts" })]);
 const WRONG = reply("The guard is at a.ts:990.");
 const RIGHT = reply("The guard is at a.ts:12.");
 
-async function ask(steps: Step[], ...args: string[]) {
+/** Asks in this process, over a real connection. */
+async function ask(steps: Step[]) {
   await using server = await startModelServer(steps);
-  const result = await runCli(to(server, ...args, agent.root, "where is the guard?"), { env });
+  const { stream, model, keyName } = await findModel(MODEL, server.url);
+  const asked = await createAgent(ROOT, { stream, model, keyName });
+  const outcome = await runAgent(asked, "where is the guard?");
   assert.deepEqual([server.problems, server.steps], [[], []]);
-  return { ...result, requests: server.requests };
+  const sources = outcome.sources.map((source) => `${place(source)} ${source.state}`);
+  return { ...outcome, sources, reason: outcome.sources[0]?.reason, requests: server.requests };
+}
+
+/** Asks by the command line. */
+async function askCli(steps: Step[], ...args: string[]) {
+  await using server = await startModelServer(steps);
+  const result = await runCli(to(server, ...args, ROOT, "where is the guard?"), { env });
+  assert.deepEqual([server.problems, server.steps], [[], []]);
+  return result;
 }
 
 const lastWords = (request: ModelRequest | undefined) =>
@@ -408,79 +433,62 @@ const lastWords = (request: ModelRequest | undefined) =>
     .join("") ?? "";
 
 test("a wrong source goes back to the model once, and the corrected answer takes its place", async () => {
-  const { code, stdout, stderr, requests } = await ask([READ, WRONG, RIGHT], "--strict");
-  assert.deepEqual([code, stdout], [0, "The guard is at a.ts:12.\n"]);
+  const { ended, answer, sources, requests } = await ask([READ, WRONG, RIGHT]);
+  assert.deepEqual([ended, answer], ["answered", "The guard is at a.ts:12."]);
   assert.match(lastWords(requests[2]), /a\.ts:990: .*120 lines/);
-  assert.match(stderr, /^sources: 1 seen$/m);
+  assert.deepEqual(sources, ["a.ts:12 seen"]);
 });
 
 test("the model may look again before it corrects itself", async () => {
   const again = reply([call("search_files", { pattern: "x12 " })]);
-  const { code, stdout, stderr } = await ask([WRONG, again, RIGHT]);
-  assert.deepEqual([code, stdout], [0, "The guard is at a.ts:12.\n"]);
-  assert.match(stderr, /^sources: 1 seen$/m);
+  const { answer, sources } = await ask([WRONG, again, RIGHT]);
+  assert.deepEqual([answer, sources], ["The guard is at a.ts:12.", ["a.ts:12 seen"]]);
 });
 
-test("what is wrong again is named, and fails the call only if that was asked for", async () => {
-  const [lenient, strict] = await Promise.all([
-    ask([READ, WRONG, WRONG]),
-    ask([READ, WRONG, WRONG], "--strict"),
-  ]);
-  assert.deepEqual([lenient.code, strict.code], [0, 3]);
-  for (const { stdout, stderr } of [lenient, strict]) {
-    assert.equal(stdout, "The guard is at a.ts:990.\n");
-    assert.match(stderr, /^sources: 0 seen; a\.ts:990: .*120 lines$/m);
-  }
+test("what is wrong again is named, and the answer stays", async () => {
+  const { ended, answer, sources, reason } = await ask([READ, WRONG, reply("a.ts:12, a.ts:990")]);
+  assert.deepEqual([ended, answer], ["answered", "a.ts:12, a.ts:990"]);
+  assert.deepEqual([sources, reason], [["a.ts:12 seen", "a.ts:990 wrong"], ""]);
 });
 
-test("a source that exists but was never shown is named, and costs no request", async () => {
-  const { code, stdout, stderr } = await ask([RIGHT], "--strict");
-  assert.deepEqual([code, stdout], [0, "The guard is at a.ts:12.\n"]);
-  assert.match(stderr, /^sources: 0 seen; a\.ts:12: never shown/m);
+test("with --strict, a source that stays wrong fails the call, and is named in a line", async () => {
+  const { code, stdout, stderr } = await askCli([READ, WRONG, WRONG], "--strict");
+  assert.deepEqual([code, stdout], [3, "The guard is at a.ts:990.\n"]);
+  assert.match(stderr, /^sources: 0 seen; a\.ts:990: .*120 lines$/m);
 });
 
-test("made-up code goes back to the model, too", async () => {
-  const { stdout, requests } = await ask([READ, reply(quote("a.ts:12", "guard();")), RIGHT]);
-  assert.equal(stdout, "The guard is at a.ts:12.\n");
-  assert.match(lastWords(requests[2]), /a\.ts:12: .*code is not there/);
-});
-
-test("an answer without sources gets no line about them", async () => {
-  const { code, stderr } = await ask([reply("There is none.")]);
+test("a source that exists but was never shown costs no request and fails no call; JSON lists it", async () => {
+  const { code, stdout } = await askCli([RIGHT], "--json", "--strict");
   assert.equal(code, 0);
-  assert.doesNotMatch(stderr, /sources/);
+  const end = JSON.parse(stdout.trimEnd().split("\n").at(-1) ?? "");
+  assert.deepEqual([end.type, end.answer], ["agent_end", "The guard is at a.ts:12."]);
+  const states = end.sources.map((source: { state: string }) => source.state);
+  assert.deepEqual(states, ["exists"]);
+  assert.match(end.sources[0].reason, /never shown/);
 });
 
-test("in JSON the end holds the corrected answer and the list of its sources", async () => {
-  const { code, stdout } = await ask(
-    [READ, WRONG, reply("a.ts:12, a.ts:990")],
-    "--json",
-    "--strict",
-  );
-  assert.equal(code, 3);
-  const end = JSON.parse(stdout.trimEnd().split("\n").at(-1) ?? "");
-  assert.deepEqual([end.type, end.answer], ["agent_end", "a.ts:12, a.ts:990"]);
-  const states = end.sources.map((source: { state: string }) => source.state);
-  assert.deepEqual(states, ["seen", "wrong"]);
-  assert.match(end.sources[1].reason, /120 lines/);
+test("an answer without sources has none", async () => {
+  const { ended, sources } = await ask([reply("There is none.")]);
+  assert.deepEqual([ended, sources], ["answered", []]);
 });
 
 const hasScript = /util-linux/.test(`${spawnSync("script", ["--version"]).stdout}`);
 const onTerminal = { skip: hasScript ? false : "there is no script(1) of util-linux" };
 
 test(
-  "on a terminal the corrected answer follows the first under a heading",
+  "on a terminal the corrected answer follows the first, and without --strict nothing fails",
   onTerminal,
   async () => {
-    await using server = await startModelServer([READ, WRONG, RIGHT]);
-    const args = [process.execPath, MINI_PI, ...to(server, agent.root, "where")];
+    const corrected = reply("The guard is at a.ts:12, not a.ts:991.");
+    await using server = await startModelServer([READ, WRONG, corrected]);
+    const args = [process.execPath, MINI_PI, ...to(server, ROOT, "where")];
     const script = ["-qec", `exec ${args.map((arg) => `'${arg}'`).join(" ")}`, "/dev/null"];
     const { code, stdout } = await startCommand("script", script, { env }).done;
     assert.equal(code, 0);
     assert.match(
       stdout,
-      /at a\.ts:990\.\r\n\s*Corrected[^\n]*:\r\n\s*The guard is at a\.ts:12\.\r\n/,
+      /at a\.ts:990\.\r\n\s*Corrected[^\n]*:\r\n\s*The guard is at a\.ts:12, not a\.ts:991\.\r\n/,
     );
-    assert.match(stdout, /^sources: 1 seen\r?$/m);
+    assert.match(stdout, /^sources: 1 seen; a\.ts:991: .*120 lines\r?$/m);
   },
 );

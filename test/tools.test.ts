@@ -2,14 +2,17 @@
 
 import assert from "node:assert/strict";
 import { execFileSync } from "node:child_process";
-import { mkdirSync, readFileSync, symlinkSync, writeFileSync } from "node:fs";
+import { mkdirSync, readFileSync, rmSync, symlinkSync, writeFileSync } from "node:fs";
 import path from "node:path";
 import { test } from "node:test";
 import type { Agent } from "../mini-pi.ts";
 import {
+  afresh,
   agentAt,
   agentWith,
   call,
+  everyNth,
+  isLong,
   list,
   namesOf,
   png,
@@ -75,6 +78,7 @@ test("a call that does not fit names what is wrong, briefly, and never throws", 
     ["search_files", {}, /pattern/],
     ["read_file", { file_path: "a.ts" }, /file_path|path/],
     ["read_file", { path: "a.ts", lines: 5 }, /lines/],
+    ["read_file", { path: "a.ts", ranges: "1-2" }, /ranges/],
     ["read_file", { path: "a.ts", offset: -1 }, /offset/],
     ["read_file", { path: "a.ts", offset: "end" }, /offset/],
     ["read_file", { path: "a.ts", offset: { from: 1 } }, /offset/],
@@ -179,7 +183,8 @@ function catN(file: string): Map<number, string> {
   );
 }
 
-test("the pages of a file of 10,000 lines add up to exactly the file, numbered as by cat -n", async () => {
+test("the pages of a file of thousands of lines add up to exactly the file, numbered as by cat -n", async () => {
+  const count = isLong ? 10_000 : 3000;
   const odd = [
     "",
     "x",
@@ -191,14 +196,14 @@ test("the pages of a file of 10,000 lines add up to exactly the file, numbered a
     "12\tlooks like a row",
   ];
   const content = repeat(
-    10_000,
+    count,
     (i) =>
       `${odd[i % odd.length]}${"abcdefg ".repeat((i * i) % 23)}${i % 977 === 0 ? "y".repeat(1700) : ""}\n`,
   );
   const agent = await agentWith({ "long.txt": content, "cut.txt": content.slice(0, -1) });
   for (const name of ["long.txt", "cut.txt"]) {
     const { rows, pages } = await readAll(agent, name);
-    assert.equal(rows.size, 10_000);
+    assert.equal(rows.size, count);
     assert.equal([...rows.values()].map((line) => `${line}\n`).join(""), content);
     assert.deepEqual(rows, catN(path.join(agent.root, name)));
     for (const page of pages) {
@@ -228,20 +233,22 @@ test("line numbers are those of cat -n, whatever ends a line", async () => {
     assert.deepEqual(rowsOf(text), expected, name);
     assert.match(text, new RegExp(`^${name} \\(${expected.size} lines?\\)\n`));
     for (const [n, line] of expected) {
-      // Each line by itself, and search_files gives it the same number.
       assert.deepEqual(
         [...rowsOf((await read(agent, name, { offset: n, limit: 1 })).text)],
         [[n, line]],
         name,
       );
-      const words = line.match(/[a-z]+$/)?.[0];
-      if (words)
-        assert.match(
-          (await search(agent, `${words}$`, { path: name })).text,
-          new RegExp(`^${n}: `, "m"),
-          `${name}:${n}`,
-        );
     }
+  }
+  // search_files gives each line the same number.
+  const { text } = await search(agent, "[a-z]$");
+  for (const name of Object.keys(tree)) {
+    const [, found = ""] = text.split(new RegExp(`^${name}$`, "m"));
+    const numbers = [...(found.split(/^\S+\.txt$/m)[0]?.matchAll(/^(\d+): /gm) ?? [])].map(
+      ([, n]) => Number(n),
+    );
+    for (const [n, line] of catN(path.join(agent.root, name)))
+      if (/[a-z]$/.test(line)) assert.ok(numbers.includes(n), `${name}:${n}`);
   }
 });
 
@@ -282,61 +289,6 @@ test("a page has at most 400 lines, also when more are asked for, and names its 
   }
 });
 
-test("several ranges of lines come in one result, under one title", async () => {
-  const agent = await agentWith({ "a.ts": repeat(950, (i) => `line ${i}\n`) });
-  const ranges = (ranges: string) => call(agent, "read_file", { path: "a.ts", ranges });
-  const expected =
-    "a.ts (950 lines)\n10\tline 10\n11\tline 11\n300\tline 300\n949\tline 949\n950\tline 950";
-  assert.equal((await ranges("10-11,300,949-990")).text, expected);
-  assert.equal((await ranges(" L10-L11 , 300 , 949 – 990 ")).text, expected);
-  const { text } = await ranges("400-410");
-  assert.match(text, /^410\tline 410\n\[lines 400-410 of 950; offset=411 reads on; /m);
-  const lines = [...rowsOf((await ranges("1-100,500-599,700-899")).text).keys()];
-  assert.equal(lines.length, 400);
-});
-
-test("ranges that are none, too many or past the end are answered with what to do", async () => {
-  const agent = await agentWith({ "a.ts": repeat(950, (i) => `line ${i}\n`) });
-  const many = Array.from({ length: 21 }, (_, i) => 2 * i + 1).join();
-  const spans = [
-    many,
-    "ten",
-    "10-",
-    "-10",
-    "10-9",
-    "0-5",
-    "1-2,,3",
-    "1-401",
-    "1-300,500-601",
-    "1e3",
-  ];
-  for (const ranges of spans) {
-    const { text, isError } = await call(agent, "read_file", { path: "a.ts", ranges });
-    assert.ok(isError, ranges);
-    assert.match(
-      text,
-      /^ranges are like "10-40,90-120", at most 20, of 400 lines in all\.$/,
-      ranges,
-    );
-  }
-  const past = async (ranges: string) => call(agent, "read_file", { path: "a.ts", ranges });
-  assert.deepEqual(
-    [(await past("951")).isError, (await past("951")).text.slice(0, 18)],
-    [true, "a.ts has 950 lines"],
-  );
-  const some = await past("951,950");
-  const expected = "a.ts (950 lines)\n[a.ts has 950 lines; 951 is past its end.]\n950\tline 950";
-  assert.deepEqual([some.isError, some.text], [false, expected]);
-});
-
-test("ranges without room for them are named, however long their lines are", async () => {
-  const agent = await agentWith({ "a.ts": repeat(40, () => `${"漢".repeat(2500)}\n`) });
-  const ranges = Array.from({ length: 20 }, (_, i) => 2 * i + 1).join();
-  const { text } = await call(agent, "read_file", { path: "a.ts", ranges });
-  assert.ok(bytes(text) < 40 * KB, `${bytes(text)} bytes`);
-  assert.match(text, /^\[no room for lines 39-39: ask again\]$/m);
-});
-
 test("a page cut by its bytes counts characters of several bytes, and shows whole lines only", async () => {
   const agent = await agentWith({ "a.ts": repeat(300, (i) => `${i} ${"漢".repeat(100)}\n`) });
   const { text } = await read(agent, "a.ts");
@@ -366,14 +318,6 @@ test("a page is decoded by what it shows, and not by what follows it", async () 
   assert.match(text, /^a\.txt \(24500 lines\)\n1\té字 ok\n/);
 });
 
-test("ranges of long lines share the 32 KB of a page, and each says where it is cut", async () => {
-  const agent = await agentWith({ "a.ts": repeat(400, () => `${"x".repeat(1500)}\n`) });
-  const { text } = await call(agent, "read_file", { path: "a.ts", ranges: "1-50,101-150" });
-  assert.ok(bytes(text) < 33 * KB, `${bytes(text)} bytes`);
-  for (const first of [1, 101])
-    assert.match(text, new RegExp(`^\\[lines ${first}-\\d+ of 400; offset=\\d+ reads on`, "m"));
-});
-
 test("a line has at most 2,000 characters, is marked where it is cut, and never ends in half a character", async () => {
   for (const pad of [0, 1]) {
     const wide = `${"x".repeat(pad)}${"😀".repeat(3000)}`;
@@ -398,31 +342,33 @@ test("a line longer than a page does not stop the reading: the next offset passe
 });
 
 test("a character of many bytes is whole, wherever a chunk or a page ends", async () => {
-  for (const character of ["é", "漢", "😀"])
-    for (let pad = 0; pad < bytes(character); pad++) {
-      // A page of 32 KB ends, and a chunk of 256 KB, inside of a character for all but one pad.
-      const line = `${character.repeat(300)}\n`;
-      const content = `${"x".repeat(pad)}\n${line.repeat(Math.ceil((280 * KB) / bytes(line)))}`;
-      const agent = await agentWith({ "a.txt": content });
-      const { rows, pages } = await readAll(agent, "a.txt");
-      assert.ok(!pages.join("").includes("\ufffd"), `${character} after ${pad} bytes`);
-      assert.equal([...rows.values()].map((row) => `${row}\n`).join(""), content);
-    }
+  // A page of 32 KB ends, and a chunk of 256 KB, inside of a character for all but one pad.
+  const contents = ["é", "漢", "😀"].flatMap((character) => {
+    const line = `${character.repeat(300)}\n`;
+    const whole = line.repeat(Math.ceil((280 * KB) / bytes(line)));
+    return Array.from({ length: bytes(character) }, (_, pad) => `${"x".repeat(pad)}\n${whole}`);
+  });
+  const agent = await agentWith(Object.fromEntries(contents.map((text, i) => [`${i}.txt`, text])));
+  for (const [i, content] of contents.entries()) {
+    const { rows, pages } = await readAll(agent, `${i}.txt`);
+    assert.ok(!pages.join("").includes("\ufffd"), content.slice(0, 5));
+    assert.equal([...rows.values()].map((row) => `${row}\n`).join(""), content);
+  }
 });
 
 test("a line that begins or ends where a chunk or a page does is neither lost nor doubled", async () => {
-  for (const size of [32 * KB, 256 * KB])
-    for (const shift of [-2, -1, 0, 1, 2]) {
-      const content = `${`${"x".repeat(127)}\n`.repeat(size / 128 - 1)}${"y".repeat(127 + shift)}\nlast`;
-      const agent = await agentWith({ "a.txt": content });
-      const { rows } = await readAll(agent, "a.txt");
-      assert.equal([...rows.values()].join("\n"), content, `${size} ${shift}`);
-      const exact = await agentWith({ "a.txt": content.slice(0, size) });
-      assert.equal(
-        [...(await readAll(exact, "a.txt")).rows.values()].join("\n"),
-        content.slice(0, size).replace(/\n$/, ""),
-      );
-    }
+  const contents = [32 * KB, 256 * KB].flatMap((size) =>
+    (isLong ? [-2, -1, 0, 1, 2] : [-1, 0, 1]).flatMap((shift) => {
+      const first = `${"x".repeat(127)}\n`.repeat(size / 128 - 1);
+      const whole = `${first}${"y".repeat(127 + shift)}\nlast`;
+      return [whole, whole.slice(0, size)];
+    }),
+  );
+  const agent = await agentWith(Object.fromEntries(contents.map((text, i) => [`${i}.txt`, text])));
+  for (const [i, content] of contents.entries()) {
+    const { rows } = await readAll(agent, `${i}.txt`);
+    assert.equal([...rows.values()].join("\n"), content.replace(/\n$/, ""), `${i}`);
+  }
 });
 
 // ─── Encodings ─────────────────────────────────────────────────────────────────────────────────
@@ -433,8 +379,8 @@ const PROSE = {
   "windows-1252": "Le café est très élégant, déjà vu à l’été, naïveté, où ça?",
 };
 
-/** Bytes of a text in an encoding of one or two bytes a character, by the decoder turned round. */
-function encode(text: string, encoding: string): Buffer {
+/** The bytes of each character in an encoding of one or two, by the decoder turned round. */
+function tableOf(encoding: string): Map<string, number[]> {
   const decoder = new TextDecoder(encoding);
   const table = new Map<string, number[]>();
   for (let high = 0x80; high < 0x100; high++) {
@@ -444,6 +390,13 @@ function encode(text: string, encoding: string): Buffer {
       if ([...pair].length === 1) table.set(pair, [high, low]);
     }
   }
+  return table;
+}
+const TABLES = new Map<string, Map<string, number[]>>();
+
+function encode(text: string, encoding: string): Buffer {
+  const table = TABLES.get(encoding) ?? tableOf(encoding);
+  TABLES.set(encoding, table);
   return Buffer.from(
     [...text].flatMap((c) => (c < "\x80" ? [c.charCodeAt(0)] : (table.get(c) ?? []))),
   );
@@ -500,23 +453,30 @@ function utf16(text: string, big: boolean): Buffer {
 }
 
 test("UTF-16 is decoded by its mark, in pages and in searches, also where a chunk ends in a pair", async () => {
-  for (const big of [false, true])
-    for (const end of ["", "\n", "\r\n"])
-      for (const pad of ["", "x"]) {
-        const content = `${pad}first é 漢\r\nsecond 😀\n\n${`${"😀ab".repeat(40)}\n`.repeat(900)}last needle${end}`;
-        const agent = await agentWith({ "a.txt": utf16(content, big) });
-        const { rows, pages } = await readAll(agent, "a.txt");
-        const lines = content
-          .replace(/\r?\n$/, "")
-          .split("\n")
-          .map((line) => line.replace(/\r$/, ""));
-        assert.deepEqual([...rows.values()], lines, `${big ? "BE" : "LE"} ${JSON.stringify(end)}`);
-        assert.ok(pages.every((page) => !/\ufffd|\0|binary/.test(page)));
-        assert.match(
-          (await search(agent, "last needle$")).text,
-          new RegExp(`^a\\.txt\n${lines.length}: last needle$`),
-        );
-      }
+  const many = `${"😀ab".repeat(40)}\n`.repeat(900);
+  const files = [false, true].flatMap((big) =>
+    ["", "\n", "\r\n"].flatMap((end) =>
+      ["", "x"].map((pad) => ({
+        name: `${big ? "BE" : "LE"}-${pad}-${end.length}.txt`,
+        content: `${pad}first é 漢\r\nsecond 😀\n\n${many}last needle${end}`,
+        big,
+      })),
+    ),
+  );
+  const agent = await agentWith(
+    Object.fromEntries(files.map(({ name, content, big }) => [name, utf16(content, big)])),
+  );
+  const { text: found } = await search(agent, "last needle$");
+  for (const { name, content } of everyNth(2, files)) {
+    const { rows, pages } = await readAll(agent, name);
+    const lines = content
+      .replace(/\r?\n$/, "")
+      .split("\n")
+      .map((line) => line.replace(/\r$/, ""));
+    assert.deepEqual([...rows.values()], lines, name);
+    assert.ok(pages.every((page) => !/\ufffd|\0|binary/.test(page)));
+    assert.ok(found.includes(`${name}\n${lines.length}: last needle`), found);
+  }
 });
 
 test("a UTF-8 mark is not part of the first line", async () => {
@@ -525,7 +485,7 @@ test("a UTF-8 mark is not part of the first line", async () => {
   assert.match((await search(agent, "^const")).text, /^a\.ts\n1: \ufeff?const a = 1;$/);
 });
 
-// ─── Binary files, pictures, notebooks ─────────────────────────────────────────────────────────
+// ─── Binary files and pictures ───────────────────────────────────────────────────────────────────
 
 test("a binary file is named with its size, never dumped, by whatever tool", async () => {
   const tree = {
@@ -552,23 +512,14 @@ test("a binary file is named with its size, never dumped, by whatever tool", asy
 
 const base64 = (text: string) => Buffer.from(text, "base64");
 const PICTURES = {
-  "dot.png": ["image/png", png(3, 2), "3x2"],
-  "dot.gif": [
-    "image/gif",
-    base64("R0lGODlhAQABAIAAAAAAAP///yH5BAEAAAAALAAAAAABAAEAAAIBRAA7"),
-    "1x1",
-  ],
-  "dot.webp": [
-    "image/webp",
-    base64("UklGRiIAAABXRUJQVlA4IBYAAAAwAQCdASoBAAEADsD+JaQAA3AAAAAA"),
-    "1x1",
-  ],
+  "dot.png": ["image/png", png(3, 2)],
+  "dot.gif": ["image/gif", base64("R0lGODlhAQABAIAAAAAAAP///yH5BAEAAAAALAAAAAABAAEAAAIBRAA7")],
+  "dot.webp": ["image/webp", base64("UklGRiIAAABXRUJQVlA4IBYAAAAwAQCdASoBAAEADsD+JaQAA3AAAAAA")],
   "dot.jpg": [
     "image/jpeg",
     base64(
       `/9j/4AAQSkZJRgABAQEASABIAAD/2wBDAP${"/".repeat(86)}wgALCAABAAEBAREA/8QAFBABAAAAAAAAAAAAAAAAAAAAAP/aAAgBAQABPxA=`,
     ),
-    "1x1",
   ],
 } as const;
 const seeing = (agent: Agent): Agent => ({
@@ -576,126 +527,55 @@ const seeing = (agent: Agent): Agent => ({
   model: { ...agent.model, input: ["text", "image"] },
 });
 
-test("a picture goes to a model that sees, and its kind, size and dimensions to one that does not", async () => {
+test("a picture goes to a model that sees, and is a binary file with its size to one that does not", async () => {
   const agent = await agentWith(
     Object.fromEntries(Object.entries(PICTURES).map(([name, [, data]]) => [name, data])),
   );
   symlinkSync("dot.png", path.join(agent.root, "text.txt"));
-  for (const [name, [mimeType, data, measure]] of Object.entries(PICTURES)) {
+  for (const [name, [mimeType, data]] of Object.entries(PICTURES)) {
     const blind = await read(agent, name);
-    assert.equal(blind.image, "");
-    assert.match(blind.text, new RegExp(`^${name} .*picture, ${measure}, ${data.length} bytes`));
+    assert.deepEqual([blind.image, blind.isError], ["", false]);
+    assert.equal(blind.text, `${name} is a binary file, ${data.length} bytes: no text to read.`);
     const seen = await read(seeing(agent), name);
     assert.ok(!seen.isError);
     assert.deepEqual([seen.image, seen.mimeType], [data.toString("base64"), mimeType]);
-    assert.ok(seen.text.includes(name));
+    assert.equal(seen.text, `${name}: ${mimeType}`);
   }
+  // The kind of a picture is told by what it holds.
   assert.equal((await read(seeing(agent), "text.txt")).mimeType, "image/png");
 });
 
-test("a picture that is too large is described, not sent", async () => {
+test("a picture that is too large is named with its size, not sent", async () => {
   const agent = await agentWith({ "large.png": png(10, 10, 5 * KB * KB) });
   const { text, image } = await read(seeing(agent), "large.png");
   assert.equal(image, "");
-  assert.match(text, /10x10, 5\.0 MB.*too large/);
+  assert.match(text, /^large\.png is a binary file, 5\.0 MB/);
 });
 
-test("a broken picture is named with its size, like any binary file, and never sent", async () => {
+test("what only begins like a picture is named with its size, and no failure", async () => {
   const tree = {
     "a.png": Buffer.from("\x89PNG\r\n\x1a\n\0\0\0\rIH", "latin1"),
     "b.jpg": Buffer.from("\xff\xd8\xff\xe0\0\x10J", "latin1"),
-    "c.gif": Buffer.from("GIF89a"),
+    "c.gif": Buffer.from("GIF89a\0"),
     "d.webp": Buffer.from("RIFF\x10\0\0\0WEBPVP8X", "latin1"),
-    "e.jpg": Buffer.from("\xff\xd8\xff", "latin1"),
-    "f.webp": Buffer.from("RIFFxxxxWEBP"),
   };
   const agent = await agentWith(tree);
-  for (const [name, { length }] of Object.entries(tree))
-    for (const by of [agent, seeing(agent)]) {
-      const { text, image } = await read(by, name);
-      assert.equal(image, "", name);
-      assert.match(text, new RegExp(`^${name.replace(".", "\\.")} .*${length} bytes`), text);
-    }
-});
-
-test("a notebook is shown as its cells, with sources and text outputs, without pictures in base64", async () => {
-  const outputs = [
-    { output_type: "stream", name: "stdout", text: ["printed 1\n", "printed 2\n"] },
-    {
-      output_type: "display_data",
-      data: { "image/png": "iVBORw0KGgo".repeat(50_000), "text/plain": ["<Figure>"] },
-    },
-    {
-      output_type: "error",
-      ename: "ValueError",
-      evalue: "bad",
-      traceback: ["Traceback", "ValueError: bad"],
-    },
-  ];
-  const cells = [
-    { cell_type: "markdown", source: ["# Title\n", "words"] },
-    { cell_type: "code", source: "x = 1\ny = 2", outputs, execution_count: 1 },
-    { cell_type: "code", source: [], outputs: [] },
-  ];
-  const agent = await agentWith({ "a.ipynb": JSON.stringify({ cells, nbformat: 4 }) });
-  const { text } = await read(agent, "a.ipynb");
-  for (const part of [
-    "# Title",
-    "words",
-    "x = 1",
-    "y = 2",
-    "printed 1",
-    "printed 2",
-    "<Figure>",
-    "ValueError: bad",
-  ])
-    assert.match(text, new RegExp(`^\\d+\t.*${part}`, "m"));
-  assert.doesNotMatch(text, /iVBOR/);
-  assert.ok(text.length < 1000);
-});
-
-test("an odd notebook is shown as well as can be, and never fails", async () => {
-  const tree = {
-    "none.ipynb": JSON.stringify({ cells: [] }),
-    "null.ipynb": JSON.stringify({
-      cells: [{ cell_type: "code", source: "needle", outputs: [null, 5, { text: null }] }, null, 7],
-    }),
-    "outputs.ipynb": JSON.stringify({
-      cells: [{ cell_type: "code", source: "needle", outputs: 5 }],
-    }),
-    "object.ipynb": JSON.stringify({
-      cells: [{ cell_type: "code", source: "needle", outputs: {} }],
-    }),
-    "broken.ipynb": '{"cells": [ needle',
-    "list.ipynb": '["needle"]',
-    "null-all.ipynb": "null",
-    "text.ipynb": "needle\n",
-  };
-  const agent = await agentWith(tree);
-  for (const [name, content] of Object.entries(tree)) {
+  for (const [name, { length }] of Object.entries(tree)) {
     const { text, isError } = await read(agent, name);
-    assert.ok(!isError, `${name}: ${text}`);
-    if (content.includes("needle")) assert.match(text, /needle/, name);
-    assert.doesNotMatch(text, /0 bytes|\[object/, name);
+    assert.ok(!isError, text);
+    assert.match(text, new RegExp(`^${name.replace(".", "\\.")} .*${length} bytes`), text);
   }
 });
 
-test("the line that a search gives for a notebook is the line that reading it shows, or the search says otherwise", async () => {
-  const cells = [
-    {
-      cell_type: "code",
-      metadata: { a: 1, b: 2 },
-      source: ["first = 1\n", "needle = 2\n"],
-      outputs: [],
-    },
-  ];
-  const agent = await agentWith({
-    "a.ipynb": JSON.stringify({ cells, nbformat: 4 }, undefined, 1),
-  });
-  const { text } = await search(agent, "needle");
-  const n = Number(/^(\d+): /m.exec(text)?.[1]);
+test("a notebook is read as the JSON that it is: a line has the number that searches give it", async () => {
+  const cells = [{ cell_type: "code", source: ["first = 1\n", "needle = 2\n"], outputs: [] }];
+  const content = JSON.stringify({ cells, nbformat: 4 }, undefined, 1);
+  const agent = await agentWith({ "a.ipynb": content });
   const rows = rowsOf((await read(agent, "a.ipynb")).text);
-  assert.ok(rows.get(n)?.includes("needle") || /notebook|read_file/.test(text), text);
+  assert.equal([...rows.values()].join("\n"), content);
+  const { text } = await search(agent, "needle");
+  const [, n, line] = /^(\d+): (.*)$/m.exec(text) ?? [];
+  assert.equal(rows.get(Number(n)), line);
 });
 
 // ─── Names ─────────────────────────────────────────────────────────────────────────────────────
@@ -752,46 +632,32 @@ const NAMES = [
 ].filter((name, i, all) => all.indexOf(name) === i);
 
 test("what a result shows as a name can be passed back as it is, and works in every tool", async () => {
-  const agent = await agentWith({});
-  for (const [i, name] of NAMES.entries())
-    for (const [kind, file] of [
-      ["f", name],
-      ["d", `${name}/inner`],
-    ] as const)
-      write(path.join(agent.root, `${i}`, kind), { [file]: `word${i}${kind} here\n` });
-  const passBack = async (name: string, i: number) => {
-    for (const kind of ["f", "d"]) {
-      const word = `word${i}${kind}`;
-      const about = `${JSON.stringify(name)} (${kind})`;
-      const opens = async (shown: string) => {
-        const page = await read(agent, shown);
-        assert.match(page.text, new RegExp(`\n1\t${word} here$`), `${about} as ${shown}`);
-        const [found] = [await search(agent, "word", { path: shown })];
-        assert.match(found.text, new RegExp(`\n1: ${word} here$`), `${about} as ${shown}`);
-        return page.text.slice(0, page.text.lastIndexOf(" (1 line"));
-      };
-      const [entry = ""] = namesOf((await list(agent, `${i}/${kind}`)).text);
-      if (kind === "f") assert.equal(await opens(entry), entry, about);
-      else {
-        const [inner = "", more] = namesOf((await list(agent, entry)).text);
-        assert.equal(more, undefined);
-        assert.equal(await opens(inner), inner, about);
-        assert.match((await search(agent, word, { path: entry })).text, /\n1: word/, about);
-      }
-      const { text: found } = await search(agent, `${word}\\b`);
-      await opens(found.split("\n")[0] ?? "");
-      const globbed = (await list(agent, `${i}/${kind}`, "**")).text.split("\n");
-      assert.equal(globbed.length, 1, `${about}: ${globbed}`);
-      await opens(globbed[0] ?? "");
-      // Nothing unseen or misleading reaches the model or a terminal by way of a name.
-      assert.doesNotMatch(
-        `${entry}${found.split("\n")[0]}${globbed[0]}`,
-        /[\p{Cc}\p{Cf}\p{Zl}\p{Zp}\u00a0\u202f\u3000]/u,
-        about,
-      );
-    }
-  };
-  await Promise.all(NAMES.map(passBack));
+  // Each name is one of a directory and of the file in it, and the files hold a word of their own.
+  const agent = await agentWith(
+    Object.fromEntries(NAMES.map((name, i) => [`${i}/${name}/${name}`, `word${i} here\n`])),
+  );
+  const files: string[] = [];
+  for (const [i, name] of NAMES.entries()) {
+    const about = JSON.stringify(name);
+    const entry = (await list(agent, `${i}`)).text.replace(/ \(1 entries: .*$/, "");
+    const [file = "", more] = namesOf((await list(agent, entry)).text);
+    assert.equal(more, undefined, about);
+    const { text } = await read(agent, file);
+    assert.equal(text, `${file} (1 lines)\n1\tword${i} here`, about);
+    // Nothing unseen or misleading reaches the model or a terminal by way of a name.
+    assert.doesNotMatch(file, /[\p{Cc}\p{Cf}\p{Zl}\p{Zp}\u00a0\u202f\u3000]/u);
+    files.push(file);
+    // A search takes the file's name and the directory's.
+    const found = `${file}\n1: word${i} here`;
+    for (const path of everyNth(6, [file, entry, "", "", "", "", ""], i).filter(Boolean))
+      assert.equal((await search(agent, "word", { path })).text, found, about);
+  }
+  // A search of them all and a list by a glob show the same names.
+  assert.ok(NAMES.length < 100);
+  const all = (await search(agent, "word")).text.split("\n");
+  const heads = all.filter((line) => !/^1: word\d+ here$/.test(line));
+  const globbed = (await list(agent, ".", "**")).text.split("\n");
+  assert.deepEqual([heads.sort(), globbed.sort()], [files.sort(), files]);
 });
 
 test("a name that is no valid UTF-8 is listed with the others, and answered in a sentence", async () => {
@@ -814,7 +680,7 @@ test("a name that is no valid UTF-8 is listed with the others, and answered in a
 });
 
 test("a name asked for in another spelling of the same characters is found", async () => {
-  for (const [name, asked] of [
+  const table = [
     ["café.md", "café.md"],
     ["cafe\u0301.md", "café.md"],
     ["cafe\u0301/x/deep.md", "café/x/deep.md"],
@@ -823,19 +689,22 @@ test("a name asked for in another spelling of the same characters is found", asy
     ["no\u00a0break.md", "no break.md"],
     ["no break.md", "no\u00a0break.md"],
     ["한글.md".normalize("NFD"), "한글.md".normalize("NFC")],
-  ] as const) {
-    const agent = await agentWith({ [name]: "the words\n", "a/b.md": "others\n" });
-    for (const where of [asked, `./${asked}`, `a/../${asked}`, path.join(agent.root, asked)]) {
-      assert.match(
-        (await read(agent, where)).text,
-        /\n1\tthe words$/,
-        `${JSON.stringify(name)} as ${where}`,
-      );
-      assert.match((await search(agent, "words", { path: where })).text, /\n1: the words$/);
-    }
+  ] as const;
+  const agent = await agentWith({
+    ...Object.fromEntries(table.map(([name], i) => [`${i}/${name}`, `the words ${i}\n`])),
+    "a/b.md": "others\n",
+  });
+  for (const [i, [name, given]] of table.entries()) {
+    const asked = `${i}/${given}`;
+    const about = JSON.stringify(name);
+    const forms = [asked, `./${asked}`, `a/../${asked}`, path.join(agent.root, asked)];
+    for (const where of everyNth(4, forms, i))
+      assert.match((await read(agent, where)).text, new RegExp(`\n1\tthe words ${i}$`), about);
+    if (!isLong && i % 3 > 0) continue;
+    const found = await search(agent, "words", { path: asked });
+    assert.match(found.text, new RegExp(`\n1: the words ${i}$`), about);
     const above = path.dirname(asked);
-    for (const where of above === "." ? [] : [above, `${above}/`])
-      assert.match((await list(agent, where)).text, /\.md/, where);
+    assert.match((await list(agent, i % 2 ? above : `${above}/`)).text, /\.(md|txt)/, above);
   }
 });
 
@@ -862,11 +731,10 @@ test("a file that does not exist is answered with the nearest that do", async ()
     ["loop.ts", "src/loop.ts"],
     ["lib/loop.ts", "src/loop.ts"],
     ["config.yml", "lib/deep/config.yaml"],
-    ["/workspace/src/loop.ts", "src/loop.ts"],
   ] as const)
     for (const { text, isError } of [
       await read(agent, asked),
-      await search(agent, "x", { path: asked }),
+      ...(isLong || asked === "loop.ts" ? [await search(agent, "x", { path: asked })] : []),
     ]) {
       assert.ok(isError);
       assert.ok(text.startsWith(asked) || text.startsWith(JSON.stringify(asked)), text);
@@ -931,21 +799,15 @@ test("of more than 30 directories only the number of entries is told", async () 
 });
 
 test("a list has at most 1,000 entries, says how many more there are, and how to go on", async () => {
-  const agent = await agentWith({});
-  for (const [directory, n] of [
-    ["exact", 1000],
-    ["more", 1005],
-  ] as const)
-    write(
-      agent.root,
-      Object.fromEntries(Array.from({ length: n }, (_, i) => [`${directory}/f${i}.txt`, ""])),
-    );
+  const files = (from: number, to: number) =>
+    Object.fromEntries(Array.from({ length: to - from }, (_, i) => [`many/f${from + i}.txt`, ""]));
+  const agent = await agentWith(files(0, 1000));
+  assert.equal((await list(agent, "many", "*.txt")).text.split("\n").length, 1000);
+  write(agent.root, files(1000, 1005));
   for (const glob of [undefined, "*.txt"]) {
-    const exact = (await list(agent, "exact", glob)).text;
-    assert.equal(exact.split("\n").length, 1000);
-    const more = (await list(agent, "more", glob)).text.split("\n");
-    assert.equal(more.length, 1001);
-    assert.match(more.at(-1) ?? "", /^\.\.\. 5 more; list a subdirectory or pass a glob$/);
+    const lines = (await list(afresh(agent), "many", glob)).text.split("\n");
+    assert.equal(lines.length, 1001);
+    assert.equal(lines.at(-1), "... 5 more; list a subdirectory or pass a glob");
   }
 });
 
@@ -978,28 +840,21 @@ test("a glob gives every matching file below the path, and limits a search to th
     "a.ts src/b.ts src/b.test.ts src/d.js src/deep/c.ts x.md app/[id]/parts/p.md odd[name/q.md {brace/r.md",
   );
   const agent = await agentWith(Object.fromEntries(names.map((name) => [name, "needle\n"])));
-  for (const [where, glob, expected] of GLOBS) {
-    const about = `${glob} below ${where}`;
-    assert.equal(
-      (await list(agent, where, glob)).text.replace(/\n\[.*/, ""),
-      words(expected).join("\n"),
-      about,
-    );
-    const found = (await search(agent, "needle", { path: where, glob })).text;
-    assert.deepEqual(
-      found
-        .replace(/\n\[.*/, "")
-        .replaceAll("\n1: needle", "")
-        .split("\n"),
-      words(expected),
-      about,
-    );
-  }
+  const ways: ((path: string, glob: string) => ReturnType<typeof list>)[] = [
+    (path, glob) => list(agent, path, glob),
+    (path, glob) => search(agent, "needle", { path, glob }),
+  ];
+  for (const [i, [where, glob, expected]] of everyNth(2, GLOBS).entries())
+    for (const way of everyNth(2, ways, i)) {
+      const { text } = await way(where, glob);
+      const files = text.replace(/\n\[.*/, "").replaceAll("\n1: needle", "");
+      assert.deepEqual(files.split("\n"), words(expected), `${glob} below ${where}`);
+    }
 });
 
 test("a glob that is none is called so, and not taken for one without matches", async () => {
   const agent = await agentWith({ "a.ts": "needle\n" });
-  for (const glob of ["[", "a[b-", "{a,b"]) {
+  for (const glob of ["[", "{a,b"]) {
     assert.match((await list(agent, ".", glob)).text, /glob/, glob);
     assert.match((await search(agent, "needle", { glob })).text, /glob/, glob);
   }
@@ -1024,45 +879,30 @@ test("ignored files are left out of searches and globs by every rule of git, and
     const below = (name: string) => where === "." || name.startsWith(`${where}/`);
     const expected = words(KEPT).filter(below).sort();
     const found = (await search(agent, "needle", { path: where })).text;
-    assert.deepEqual(
-      found
-        .replace(/\n\[.*/, "")
-        .replaceAll("\n1: needle", "")
-        .split("\n")
-        .sort(),
-      expected,
-      `search below ${where}`,
-    );
-    for (const glob of ["**/*", "*.{ts,txt,log,js,md}"]) {
+    const heads = found.replace(/\n\[.*/, "").replaceAll("\n1: needle", "");
+    assert.deepEqual(heads.split("\n").sort(), expected, `search below ${where}`);
+    for (const glob of everyNth(2, ["**/*", "*.{ts,txt,log,js,md}"], where.length)) {
       const listed = (await list(agent, where, glob)).text;
-      assert.deepEqual(
-        namesOf(listed)
-          .filter((name) => !/ignore$/.test(name))
-          .sort(),
-        expected,
-        `${glob} below ${where}`,
-      );
+      const names = namesOf(listed).filter((name) => !/ignore$/.test(name));
+      assert.deepEqual(names.sort(), expected, `${glob} below ${where}`);
       assert.match(listed, /\n\[left out.*\]$/);
     }
     assert.match(found, /\n\[left out.*\]$/);
-    assert.match(
-      (await search(agent, "absent", { path: where })).text,
-      /^No match in \d+ files.*\n\[left out.*\]$/,
-    );
   }
-  for (const name of words(LEFT_OUT)) {
+  assert.match((await search(agent, "absent")).text, /^No match in \d+ files.*\n\[left out.*\]$/);
+  for (const [i, name] of words(LEFT_OUT).entries()) {
     assert.match((await read(agent, name)).text, /\n1\tneedle$/, name);
-    assert.equal((await search(agent, "needle", { path: name })).text, `${name}\n1: needle`);
     assert.match((await list(agent, path.dirname(name))).text, new RegExp(`^${name} `, "m"));
+    if (isLong || i % 4 === 0)
+      assert.equal((await search(agent, "needle", { path: name })).text, `${name}\n1: needle`);
   }
-  assert.match(
-    (await search(agent, "needle", { path: "node_modules/lib" })).text,
-    /^node_modules\/lib\/i\.js\n1: needle/,
-  );
-  assert.match(
-    (await search(agent, "needle", { path: "build" })).text,
-    /^build\/out\.js\n1: needle/,
-  );
+  for (const [where, file] of [
+    ["node_modules/lib", "node_modules/lib/i.js"],
+    ["build", "build/out.js"],
+  ] as const) {
+    const { text } = await search(agent, "needle", { path: where });
+    assert.ok(text.startsWith(`${file}\n1: needle`), text);
+  }
 });
 
 test("a rule that names a path holds below, too, where a search begins deeper than the rule stands", async () => {
@@ -1077,48 +917,68 @@ test("a rule that names a path holds below, too, where a search begins deeper th
   );
 });
 
-test("what is left out is named: the rule or the place, and node_modules, but nothing that is there", async () => {
+/** The names in the note on what a walk left out, without the slash of a directory. */
+function leftOut(text: string): string[] {
+  const [, names = ""] = /\n\[left out[^:]*: (.*)\]$/.exec(text) ?? [];
+  return names
+    .split(", ")
+    .map((name) => name.replace(/\/$/, ""))
+    .filter(Boolean);
+}
+
+test("a walk names the entries at its top of which it left out everything, and no others", async () => {
   const agent = await agentWith({
-    ".gitignore": "*.log\n",
+    ".gitignore": "*.log\ntarget/\n",
     "x.log": "",
     "a.ts": "",
+    "target/deep/a.ts": "",
+    "logs/a.log": "",
+    "logs/deep/b.log": "",
+    "some/a.log": "",
+    "some/deep/a.ts": "",
+    "some/target/a.ts": "",
     "node_modules/a/i.js": "",
+    "link.ts": "",
     ".git/HEAD": "",
+    ".env": "KEY=1\n",
   });
+  rmSync(path.join(agent.root, "link.ts"));
+  symlinkSync("a.ts", path.join(agent.root, "link.ts"));
+  const hidden = ["logs", "node_modules", "target", "x.log"];
+  const shown = /a\.ts|some|deep|\*|!|[ab]\.log|gitignore/;
   for (const { text } of [
     await search(agent, "absent"),
     await list(agent, ".", "*"),
     await list(agent, ".", "*.none"),
   ]) {
-    const [, note = ""] = /\n\[left out.*: (.*)\]$/.exec(text) ?? [];
-    assert.match(note, /\.log/, text);
-    assert.match(note, /node_modules/, text);
-    assert.doesNotMatch(note, /a\.ts|!|\/(?!x)/, text);
+    const names = leftOut(text);
+    for (const name of hidden) assert.ok(names.includes(name), `${name}: ${text}`);
+    assert.doesNotMatch(names.join(), shown, text);
   }
-  const all = await agentWith({ "a.ts": "", ".git/HEAD": "" });
+  assert.ok(leftOut((await search(agent, "absent")).text).includes(".env"));
+  // Of a place below, what stands at its top.
+  const below = leftOut((await search(agent, "absent", { path: "some" })).text);
+  assert.deepEqual(below.sort(), ["a.log", "target"]);
+  const all = await agentWith({ "a.ts": "" });
   for (const { text } of [await search(all, "absent"), await list(all, ".", "*")])
-    assert.doesNotMatch(text, /left out/, "where nothing of interest is left out, nothing is said");
+    assert.doesNotMatch(text, /left out/, "where nothing is left out, nothing is said");
 });
 
 test("nothing is called left out that is not: no binary beside an ignored file, no file at a bound", async () => {
   const binary = Buffer.from("needle\0needle\n");
+  const many = repeat(300, (n) => `needle ${n}\n`);
   const agent = await agentWith({
     ".gitignore": "dist/\nnotes/\n",
     "a.bin": binary,
     "b.bin": binary,
     "dist/x.ts": "needle\n",
     "notes/x.ts": "needle\n",
-    ...Object.fromEntries(
-      Array.from({ length: 40 }, (_, i) => [`src/${i}.ts`, repeat(2000, (n) => `needle ${n}\n`)]),
-    ),
+    ...Object.fromEntries(Array.from({ length: 20 }, (_, i) => [`src/${i}.ts`, many])),
   });
-  for (let i = 0; i < 5; i++) {
-    const { text } = await search(agent, "needle", i % 2 ? {} : { path: "src" });
-    assert.doesNotMatch(text, /left out.*(bin|src|DEBUG|rg:)/);
-    if (i % 2) assert.match(text, /left out, as ignored or unreadable: dist, notes\]/);
-  }
-  const few = await search(agent, "needle 1999");
-  assert.match(few.text, /\n\[left out, as ignored or unreadable: dist, notes\]$/);
+  const { text } = await search(agent, "needle");
+  assert.doesNotMatch(text, /left out.*(bin|src|DEBUG|rg:)/);
+  assert.deepEqual(leftOut((await search(agent, "needle 299")).text), ["dist", "notes"]);
+  assert.deepEqual(leftOut((await search(agent, "needle", { path: "src" })).text), []);
 });
 
 test("rules above the directory, and rules that a user has set for git and ripgrep, do not count", async () => {
@@ -1159,14 +1019,15 @@ test("an ignored file with a line end in its name confuses neither a search nor 
 });
 
 test("thousands of ignored files are left out of a glob as few are", async () => {
+  // In a long test there are more of them than fit the arguments of a command.
   const agent = await agentWith({ ".gitignore": "*.o\n", "a.c": "needle\n" });
   const deep = "a-long-name-of-a-directory/".repeat(8);
+  const count = isLong ? 12_000 : 300;
   write(
     agent.root,
-    Object.fromEntries(Array.from({ length: 6000 }, (_, i) => [`${deep}${i}.o`, ""])),
+    Object.fromEntries(Array.from({ length: count }, (_, i) => [`${deep}${i}.o`, ""])),
   );
-  assert.equal((await list(agent, ".", "**/*.{c,o}")).text.split("\n")[0], "a.c");
-  assert.equal(namesOf((await list(agent, ".", "**/*.{c,o}")).text).length, 1);
+  assert.deepEqual(namesOf((await list(agent, ".", "**/*.{c,o}")).text), ["a.c"]);
   assert.match((await search(agent, "needle", { glob: "**/*.{c,o}" })).text, /^a\.c\n1: needle/);
 });
 
@@ -1209,21 +1070,13 @@ test("no pattern is a flag, hangs the search or breaks it", async () => {
   const agent = await agentWith({ "a.ts": `${"a".repeat(30)}!\n--files -e --pre\n` });
   assert.match((await search(agent, "--files")).text, /^a\.ts\n2: --files/);
   assert.match((await search(agent, "-e")).text, /^a\.ts\n2: /);
-  for (const pattern of [
-    "(a+)+$",
-    "(a|aa)+$",
-    "(.*)*x",
-    "a{1,1000}{1,1000}",
-    "(?i)(?s).*",
-    "\\p{Nope}",
-    "a\nb",
-    "(?x) a # c",
-    "[[:alpha:]]",
-    "",
-  ]) {
+  const patterns = ["(a+)+$", "(a|aa)+$", "(.*)*x", "a{1,100}{1,100}", "(?i)(?s).*", "\\p{Nope}"];
+  if (isLong) patterns.push("a{1,1000}{1,1000}");
+  for (const pattern of [...patterns, "a\nb", "(?x) a # c", "[[:alpha:]]", ""]) {
     const start = Date.now();
-    await search(agent, pattern);
-    assert.ok(Date.now() - start < 2000, pattern);
+    const { text } = await search(agent, pattern);
+    assert.doesNotMatch(text, /stopped for its time/, pattern);
+    assert.ok(Date.now() - start < 15_000, pattern);
   }
 });
 
@@ -1253,9 +1106,8 @@ test("a search shows at most 100 matches, says that there are more, and how to g
   );
   const { text } = await search(agent, "needle");
   assert.equal(text.match(/^1: needle$/gm)?.length, 100);
-  const way =
-    /\n\[first 100 matches; narrow the pattern or pass path or glob; most are in [^;]*\]$/;
-  assert.match(text, way);
+  const [note = ""] = /^\[first 100 matches.*\]$/m.exec(text) ?? [];
+  assert.match(note, /\b150\b.*most are in .*narrow the pattern or pass path or glob/);
   const few = await search(agent, "needle", { glob: "f1?.ts" });
   assert.equal(few.text.match(/^1: needle$/gm)?.length, 10);
   assert.doesNotMatch(few.text, /first/);
@@ -1274,26 +1126,23 @@ test("a search with too many matches names the files that have most of them, and
   });
   for (const glob of [undefined, "**/*"]) {
     const { text } = await search(agent, "needle", glob ? { glob } : {});
-    const [, most = ""] = /; most are in (.*)\]$/m.exec(text) ?? [];
-    assert.match(most, /^z\/most\.ts \(300\), "z\/more\\nlines\.ts" \(200\), a\/f\d+\.ts \(1\), /);
-    assert.equal(most.split(", ").length, 5);
+    const [, most = ""] = /most are in ([^;\]]*)/.exec(text) ?? [];
+    assert.match(most, /^z\/most\.ts \(300\), "z\/more\\nlines\.ts" \(200\)/);
+    assert.ok(most.split(", ").length <= 5 && !/env|key|binary|ignored/.test(most), most);
   }
 });
 
-test("what is ignored is not shown or counted by a glob, also where there is more of it than fits a command", async () => {
+test("what is ignored is not shown or counted by a search with a glob", async () => {
   const agent = await agentWith({
     ".gitignore": "*.log.ts\n",
-    ...Object.fromEntries(Array.from({ length: 1300 }, (_, i) => [`d${i}/x.log.ts`, "needle\n"])),
+    ...Object.fromEntries(Array.from({ length: 150 }, (_, i) => [`d/x${i}.log.ts`, "needle\n"])),
     ...Object.fromEntries(
       [60, 80, 700, 100, 90].map((n) => [`m${n}.ts`, repeat(n, () => "needle\n")]),
     ),
   });
   const { text } = await search(agent, "needle", { glob: "**/*.ts" });
   assert.doesNotMatch(text.replace(/^\[left out.*$/m, ""), /log/);
-  assert.match(
-    text,
-    /most are in m700.* \(700\), m100.* \(100\), m90.* \(90\), m80.* \(80\), m60.* \(60\)\]/,
-  );
+  assert.match(text, /most are in m700\.ts \(700\), m100\.ts \(100\)/);
 });
 
 test("a file with many matches gives its count, and leaves room for the others", async () => {
@@ -1308,7 +1157,7 @@ test("a file with many matches gives its count, and leaves room for the others",
   assert.match(text, /^c\.ts$/m);
   assert.ok((text.match(/^\d+: /gm) ?? []).length <= 100);
   const { text: one } = await search(agent, "needle", { path: "a.ts" });
-  assert.match(one, /\[first 100 of 500 matches in this file\]\n\[first 100 matches; .*\]$/);
+  assert.match(one, /\[first 100 of 500 matches/);
   assert.equal(one.match(/^\d+: /gm)?.length, 100);
 });
 
@@ -1336,23 +1185,26 @@ test("a result of a search has at most 20 KB, whatever the lines and the names",
 });
 
 test("a line of a search has at most 300 characters around its match, cut between characters", async () => {
-  for (const pad of [0, 1])
-    for (const fill of ["x", "é", "漢", "😀"]) {
-      const side = `${"y".repeat(pad)}${fill.repeat(2000)}`;
-      const agent = await agentWith({
-        "a.ts": `${side}needle${side}\n`,
-        "b.ts": `${side}needle`,
-        "c.ts": `needle${side}\n`,
-      });
-      const { text } = await search(agent, "needle", { context: 2 });
-      const rows = text.match(/^1: .*$/gm) ?? [];
-      assert.equal(rows.length, 3);
-      for (const row of rows) {
-        assert.ok(row.includes("needle"), row);
-        assert.ok(row.length <= 3 + 302, `${row.length}`);
-        assert.ok(!row.includes("\ufffd") && row.isWellFormed());
-      }
-    }
+  const sides = [0, 1].flatMap((pad) =>
+    ["x", "é", "漢", "😀"].map((fill) => `${"y".repeat(pad)}${fill.repeat(2000)}`),
+  );
+  const agent = await agentWith(
+    Object.fromEntries(
+      sides.flatMap((side, i) => [
+        [`a${i}.ts`, `${side}needle${side}\n`],
+        [`b${i}.ts`, `${side}needle`],
+        [`c${i}.ts`, `needle${side}\n`],
+      ]),
+    ),
+  );
+  const { text } = await search(agent, "needle", { context: 2 });
+  const rows = text.match(/^1: .*$/gm) ?? [];
+  assert.equal(rows.length, 24);
+  for (const row of rows) {
+    assert.ok(row.includes("needle"), row);
+    assert.ok(row.length <= 3 + 302, `${row.length}`);
+    assert.ok(!row.includes("\ufffd") && row.isWellFormed());
+  }
 });
 
 test("the match is in the part that is shown, also in a long line that is no UTF-8", async () => {
@@ -1368,9 +1220,11 @@ test("the match is in the part that is shown, also in a long line that is no UTF
     assert.match(text, new RegExp(`^${name}\n1: .*needle`, "m"), name);
 });
 
-test("every part of a single line of 5 MB can be reached by search_files, and no pattern makes it slow", async () => {
+test("every part of a single line, however long, can be reached by search_files, by any pattern", async () => {
   const part = "function a(b,c){return b+c};";
-  const content = `${part.repeat(90_000)}NEEDLE_ONE${part.repeat(90_000)}NEEDLE_TWO`;
+  // In a long test it is one of 5 MB. Each character may be a match, which is 50 bytes of ripgrep's.
+  const half = part.repeat(isLong ? 90_000 : 7000);
+  const content = `${half}NEEDLE_ONE${half}NEEDLE_TWO`;
   const agent = await agentWith({ "app.min.js": content, "b.js": "return b\n" });
   const { text } = await read(agent, "app.min.js");
   assert.ok(text.length < 2200);
@@ -1380,39 +1234,29 @@ test("every part of a single line of 5 MB can be reached by search_files, and no
     assert.match(found, /^app\.min\.js\n1: .*NEEDLE/);
     assert.ok(found.length < 400);
   }
-  for (const pattern of ["return", "b", ".", "", "\\w+", "[a-z]"]) {
-    const start = Date.now();
+  for (const pattern of everyNth(3, ["", "b", ".", "return", "\\w+", "[a-z]"])) {
     const found = (await search(agent, pattern)).text;
     assert.match(found, /^app\.min\.js\n1: .*return b/, pattern);
-    assert.match(
-      found,
-      /^b\.js\n1: return b$/m,
-      `what comes after the long line is found for "${pattern}"`,
-    );
-    assert.ok(Date.now() - start < 15_000, `"${pattern}" took ${Date.now() - start} ms`);
+    // What comes after the long line is found, too.
+    assert.match(found, /^b\.js\n1: return b$/m, pattern);
+    assert.doesNotMatch(found, /stopped for its time/, pattern);
   }
 });
 
 test("no list floods the model, whatever the names and the rules are like", async () => {
-  const bound = 256 * KB;
+  const bound = 80 * KB;
   const deep = `${"d".repeat(250)}/`.repeat(14);
-  const rule = `[x${"a".repeat(200_000)}]*`;
+  const rule = `[x${"a".repeat(isLong ? 200_000 : 10_000)}]*`;
   const agent = await agentWith({
-    ".gitignore": `${rule}\n${"b*".repeat(50_000)}\nc?\n`,
+    ".gitignore": `${rule}\n${"b*".repeat(isLong ? 50_000 : 2000)}\nc?\n`,
     xx: "",
     bbb: "",
     cc: "",
-  });
-  write(
-    agent.root,
-    Object.fromEntries(Array.from({ length: 1000 }, (_, i) => [`${deep}${i}.ts`, ""])),
-  );
-  write(
-    agent.root,
-    Object.fromEntries(
-      Array.from({ length: 1000 }, (_, i) => [`flat/${i}${"\x01".repeat(240)}`, ""]),
+    ...Object.fromEntries(Array.from({ length: 100 }, (_, i) => [`${deep}${i}.ts`, ""])),
+    ...Object.fromEntries(
+      Array.from({ length: 300 }, (_, i) => [`flat/${i}${"\x01".repeat(240)}`, ""]),
     ),
-  );
+  });
   for (const { text } of [
     await list(agent, "."),
     await list(agent, "flat"),
@@ -1431,9 +1275,9 @@ test("no list floods the model, whatever the names and the rules are like", asyn
 test("the pages of a file that is no UTF-8 are bounded, too", async () => {
   const agent = await agentWith({
     "a.txt": Buffer.concat(
-      Array.from({ length: 2000 }, () => Buffer.from(`${"\xe9".repeat(100)}\n`, "latin1")),
+      Array.from({ length: 700 }, () => Buffer.from(`${"\xe9".repeat(100)}\n`, "latin1")),
     ),
-    "b.txt": utf16(`${"é".repeat(100)}\n`.repeat(2000), false),
+    "b.txt": utf16(`${"é".repeat(100)}\n`.repeat(700), false),
   });
   for (const name of ["a.txt", "b.txt"])
     for (const page of (await readAll(agent, name)).pages)
