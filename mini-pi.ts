@@ -805,7 +805,8 @@ async function search(query: Query): Promise<ToolOutput> {
   if (literal) wanted.push("-F");
   const run = ripgrep(query, [...PLACES, ...wanted, ...args]);
   const { rows, ...details } = await matchesIn(run, new Set(files), query);
-  const error = rows.length === 0 && (await complaint(query, wanted));
+  const isSure = rows.length > 0 || /^[\w ./-]*$/.test(pattern);
+  const error = !isSure && (await complaint(query, wanted));
   if (error && literal) throw new Error(error);
   if (error) {
     const result = await search({ ...query, literal: true });
@@ -1055,19 +1056,12 @@ async function ask(agent: Agent, run: Run): Promise<[reply: Reply, wait?: number
   const signal = AbortSignal.any([run.signal, idle.signal]);
   let response: Response | undefined;
   // A redirect could carry the conversation to another host, so it is an error.
-  const manual: typeof fetch = async (url, init) =>
+  const ours: typeof fetch = async (url, init) =>
     (response = await fetch(url, { ...init, redirect: "manual" }));
   const level = ai.clampThinkingLevel(model, agent.thinking);
   const reasoning = level === "off" ? undefined : level;
   const toolChoice = run.limit ? "none" : "auto";
-  const options = {
-    signal,
-    sessionId,
-    toolChoice,
-    reasoning,
-    maxRetries: 0,
-    fetch: manual,
-  } as const;
+  const options = { signal, sessionId, toolChoice, reasoning, maxRetries: 0, fetch: ours } as const;
   const context = { systemPrompt, tools, messages: trimContext(agent) };
   const stream = agent.stream(model, context, options);
   let events = 0;
