@@ -855,12 +855,13 @@ async function matchesIn(run: ReturnType<typeof ripgrep>, files: Set<string>, qu
   const texts = rows.map(({ text }) => text);
   const told = fitting(texts, SEARCH_BYTES);
   const details = detailsOf(rows.slice(0, told.length));
-  if (room > 0 && told.length === rows.length) return { rows: told, ...details };
-  const count = `first ${Object.values(details.matches).flat().length} matches of`;
-  return {
-    rows: [...told, `[${count} ${await whereMost(hits, run.child.killed, query)}]`],
-    ...details,
-  };
+  const first = Object.values(details.matches).flat().length;
+  const total = [...hits.values()].reduce((sum, found) => sum + found.total, 0);
+  const isShort = room === 0 || told.length < rows.length;
+  if (!isShort || first === total) return { rows: told, ...details };
+  const all = `${run.child.killed ? "at least " : ""}${total} in ${hits.size} files`;
+  const way = `most are in ${await mostIn(hits, query)}; narrow the pattern or pass path or glob`;
+  return { rows: [...told, `[first ${first} matches of ${all}; ${way}]`], ...details };
 }
 const BINARY_REMARK = /: binary file matches \(found .* byte around offset \d+\)\n\.\//;
 const MAX_OUTPUT = 1024 ** 2;
@@ -877,16 +878,15 @@ function detailsOf(rows: Row[]) {
   return { shown, matches };
 }
 
-/** How much there is in all, in which files most of it, and what to do. */
-async function whereMost(hits: Map<string, Hits>, isCut: boolean, query: Query): Promise<string> {
+/** The five files with the most matches, of those that may be read. */
+async function mostIn(hits: Map<string, Hits>, query: Query): Promise<string> {
   const most: string[] = [];
   for (const [name, found] of [...hits].sort(([, a], [, b]) => b.total - a.total)) {
-    const isShown = most.length < 5 && (await rowsOf(found, query).catch(() => []));
-    if (isShown && isShown.length > 0) most.push(`${shortly(name)} (${found.total})`);
+    if (most.length === 5) break;
+    const rows = await rowsOf(found, query).catch(() => []);
+    if (rows.length > 0) most.push(`${shortly(name)} (${found.total})`);
   }
-  const total = [...hits.values()].reduce((sum, found) => sum + found.total, 0);
-  const all = `${isCut ? "at least " : ""}${total} in ${hits.size} files`;
-  return `${all}; most are in ${most.join(", ")}; narrow the pattern or pass path or glob`;
+  return most.join(", ");
 }
 
 /** A line of a result: a definition around a match, a match, or one near it. */

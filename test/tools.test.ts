@@ -1113,6 +1113,12 @@ test("a search shows at most 100 matches, says that there are more, and how to g
   assert.doesNotMatch(few.text, /first/);
 });
 
+test("a search that shows all of its matches does not say that there are more", async () => {
+  const many = (n: number) => "needle\n".repeat(n);
+  const agent = await agentWith({ a: many(25), b: many(25), c: many(25), d: many(25) });
+  assert.doesNotMatch((await search(agent, "needle")).text, /\[first/);
+});
+
 test("a search with too many matches names the files that have most of them, and no secret one", async () => {
   const agent = await agentWith({
     ...Object.fromEntries(Array.from({ length: 120 }, (_, i) => [`a/f${i}.ts`, "needle\n"])),
