@@ -1666,7 +1666,7 @@ function firstCalls(question: string, words: string[]): ai.ToolCall[] {
   return [...named.map((path) => readCall(path)), ...each, search("\\S", INTRODUCTIONS)];
 }
 const INTRODUCTIONS =
-  "/{[Rr][Ee][Aa][Dd][Mm][Ee]*,package.json,Cargo.toml,pyproject.toml,go.mod,pom.xml}";
+  "/{[Rr][Ee][Aa][Dd][Mm][Ee]*,package.json,{Cargo,pyproject}.toml,go.mod,pom.xml,composer.json}";
 const STOP = new Set(
   `about and are called can checked code codebase codes come computed created define defined
   describe does done explain file files find for from function functions get give handle handled
@@ -1695,14 +1695,13 @@ function bestPlaces(searches: Hit[][]): Hit[] {
   return best.filter((a, i) => best.findIndex((b) => distance(a, b) < far) === i).slice(0, 3);
 }
 const PROSE =
-  /test|spec|docs?\/|example|bench|licen|^(ci|scripts)\/|\.(md|txt|lock|json|map|min.js|d.ts)$/i;
+  /test|spec|docs?\/|example|bench|licen|^(ci|scripts)\/|\.(md|txt|lock|json|map|d\.\w?ts)$|\.min\./i;
 
 /** A page of read_file as a quotation, its source before it. */
 function quote({ details, ...page }: Result): string[] {
   return Object.entries(details?.shown ?? {}).map(([name, [[first, last] = [0, 0]]]) => {
-    const rows = textIn(page)
-      .split("\n")
-      .slice(1, last - first + 2);
+    const all = textIn(page).split("\n");
+    const rows = all.slice(1, last - first + 2);
     const code = rows.map((row) => row.slice(row.indexOf("\t") + 1).replace(LINE_CUT, "…"));
     const ticks = code.map((line) => /^`*/.exec(line)?.[0].length ?? 0);
     const fence = "`".repeat(1 + Math.max(3, ...ticks));
