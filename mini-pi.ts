@@ -1695,7 +1695,7 @@ function bestPlaces(searches: Hit[][]): Hit[] {
   return best.filter((a, i) => best.findIndex((b) => distance(a, b) < far) === i).slice(0, 3);
 }
 const PROSE =
-  /test|spec|docs?\/|example|bench|licen|^(ci|scripts)\/|\.(md|txt|lock|json|map|d\.\w?ts)$|\.min\./i;
+  /test|spec|docs?\/|example|bench|licen|^(ci|scripts)\/|\.(md|txt|lock|json|map|d\.\w?ts)$|\.min/i;
 
 /** A page of read_file as a quotation, its source before it. */
 function quote({ details, ...page }: Result): string[] {
