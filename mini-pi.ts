@@ -407,18 +407,27 @@ async function end(agent: Agent, run: Run, ending: Ending): Promise<Outcome> {
 function answerIn(messages: Message[]): string {
   const isVoid = ({ stopReason, rawStopReason }: Reply) =>
     stopReason === "toolUse" || (stopReason === "error" && rawStopReason === undefined);
-  let at = messages.findLastIndex((m) => m.role === "assistant" && textIn(m).trim() && !isVoid(m));
+  const at = messages.findLastIndex(
+    (m) => m.role === "assistant" && textIn(m).trim() && !isVoid(m),
+  );
   let answer = textIn(messages[at]);
-  // A part that was cut off in its calls has their results between it and the remark.
-  for (; remarkOf(messages[at - 1]) === "go on" && messages[at - 2]?.role === "assistant"; at -= 2)
-    answer = textIn(messages[at - 2]) + answer;
+  for (let from = cutOffBefore(messages, at); from >= 0; from = cutOffBefore(messages, from))
+    answer = textIn(messages[from]) + answer;
   return answer.trim();
+}
+
+/** The part that a reply goes on with, or -1; one that was cut off in its calls is none. */
+function cutOffBefore(messages: Message[], at: number): number {
+  const from = messages.slice(0, Math.max(0, at)).findLastIndex((m) => m.role === "assistant");
+  const said = messages.slice(from + 1, at);
+  const isPart = said.every((m) => m.role === "user") && said.some((m) => remarkOf(m) === "go on");
+  return isPart ? from : -1;
 }
 
 /** How a reply without calls ends the question, and what to demand, once, for a better one. */
 async function verdict(agent: Agent, run: Run): Promise<Verdict> {
   const last = textIn(agent.messages.at(-1));
-  const isPart = remarkOf(agent.messages.at(-2)) === "go on";
+  const isPart = cutOffBefore(agent.messages, agent.messages.length - 1) >= 0;
   if (!last.trim() && !isPart) return { ...NO_ANSWER, remark: "no answer", demand: ANSWER_NOW };
   const isCall = PRINTED_CALL.test(last) && agent.tools.some(({ name }) => last.includes(name));
   if (isCall) return { ended: "incomplete", message: PRINTS_CALLS };

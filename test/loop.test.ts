@@ -72,6 +72,12 @@ test("A reply that ends with length is gone on with, and its parts are one answe
   assert.match(shape(requests[1]?.messages).at(-1) ?? "", /^user .*cut off.*Go on/);
 });
 
+test("A part that was cut off stays in the answer, also where a limit ends it", async () => {
+  const steps = [cutOff("The quick "), "brown fox."];
+  const { outcome } = await ask(steps, { limits: limits({ turns: 1 }) });
+  assert.deepEqual([outcome.ended, outcome.answer], ["limit", "The quick brown fox."]);
+});
+
 test("A reply that ends with length for the fourth time is an answer that is cut off", async () => {
   const { outcome, requests } = await ask(["1", "2", "3", "4", "5"].map((part) => cutOff(part)));
   assert.equal(requests.length, 4);
