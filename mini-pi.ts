@@ -1503,10 +1503,10 @@ export function showText(write: (text: string) => void): Agent["emit"] {
       show(event.assistantMessageEvent.delta);
     if (event.type === "auto_retry_start" && last)
       show(`${lineEnd()}(the connection broke; starting again)\n`);
-    if (event.type !== "message_end") return;
-    const { message } = event;
+    const message = event.type === "message_end" ? event.message : undefined;
     if (remarkOf(message) === "wrong sources") show("\nCorrected answer:\n");
-    if (message.role !== "assistant" || /^(length|error)$/.test(message.stopReason)) return;
+    const isWhole = message?.role === "assistant" && !/length|error/.test(message.stopReason);
+    if (!isWhole && event.type !== "agent_end") return;
     write(lineEnd());
     [last, half] = ["", ""];
   };

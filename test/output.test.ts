@@ -3,7 +3,15 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { temporary, write } from "./fixtures.ts";
-import { call, cutMiddle, reply, type Step, startModelServer, text } from "./model-server.ts";
+import {
+  call,
+  cutMiddle,
+  midStreamError,
+  reply,
+  type Step,
+  startModelServer,
+  text,
+} from "./model-server.ts";
 import { atServer, runHere } from "./run-cli.ts";
 
 const DIR = temporary();
@@ -69,4 +77,13 @@ test("a pipe gets the answer only, however often the connection broke before it"
   await using server = await startModelServer([cut("One t"), cut("One"), answer("One two.")]);
   const { code, stdout } = await runHere([...atServer(server), "--no-session", DIR, "q"], { env });
   assert.deepEqual([code, stdout], [0, "One two.\n"]);
+});
+
+test("a terminal ends the line of an answer that was cut off by an error before it tells why", async () => {
+  const error = { type: "invalid_request_error", message: "Bad thing." };
+  await using server = await startModelServer([midStreamError([text(["Half an"])], error)]);
+  const args = [...atServer(server), "--no-session", DIR, "q"];
+  const { code, stdout, stderr } = await runHere(args, { env, terminal: true });
+  assert.equal(code, 1);
+  assert.match(`${stdout}${stderr}`, /Half an\n[\s\S]*^mini-pi: .*Bad thing/m);
 });
