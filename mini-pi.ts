@@ -124,14 +124,13 @@ export async function insideRoot(agent: Agent, given: string): Promise<string> {
   if (Buffer.byteLength(given) > MAX_PATH) throw new Error("That is no path here: it is too long.");
   // display() writes odd names as JSON strings, and they may come back so.
   const name = given.startsWith('"') ? String(parseJson(given) ?? given) : given;
-  const [full, slashed] = [name, name.replaceAll("\\", "/")].map((one) => path.resolve(root, one));
-  for (const look of [realInside, sameLooking])
-    for (const one of [full, slashed]) {
-      const real = await look(root, one ?? root);
-      if (real !== undefined) return real;
-    }
-  const missing = `${shortly(name)} does not exist, or points outside of the directory.`;
-  throw new Error(`${missing} ${await nearNames(agent, name)}`);
+  for (const spelling of [name, name.replaceAll("\\", "/")]) {
+    const real = await realInside(root, path.resolve(root, spelling));
+    if (real !== undefined) return real;
+  }
+  const { same, near } = await likeNames(agent, name);
+  if (same !== undefined) return same;
+  throw new Error(`${few([name])} does not exist, or points outside of the directory. ${near}`);
 }
 const MAX_PATH = 4096;
 
@@ -190,7 +189,8 @@ const readFile = tool({
     const full = await insideRoot(agent, given);
     return withFile(agent.root, full, async (file) => {
       const name = display(file.name);
-      const [kind] = PICTURES.find(([, start]) => start.test(file.head)) ?? [];
+      const starts = Object.entries(PICTURE.exec(file.head)?.groups ?? {});
+      const [kind] = starts.find(([, start]) => start) ?? [];
       if (kind && model.input.includes("image") && file.size <= PICTURE_BYTES) {
         const data = (await firstBytes(file.handle, file.size)).toString("base64");
         const mimeType = `image/${kind}`;
@@ -207,12 +207,8 @@ const readFile = tool({
 const PAGE_LINES = 400;
 const PAGE_BYTES = 32 * 1024;
 const PICTURE_BYTES = 3 * 1024 ** 2;
-const PICTURES: [kind: string, start: RegExp][] = [
-  ["png", /^\x89PNG\r\n/],
-  ["jpeg", /^\xff\xd8\xff/],
-  ["gif", /^GIF8[79]a/],
-  ["webp", /^RIFF.{4}WEBP/s],
-];
+const PICTURE =
+  /^(?:(?<png>\x89PNG\r\n)|(?<jpeg>\xff\xd8\xff)|(?<gif>GIF8[79]a)|(?<webp>RIFF.{4}WEBP))/s;
 
 const searchFiles = tool({
   name: "search_files",
@@ -479,7 +475,6 @@ function few(names: string[], most = 6): string {
   const some = names.slice(0, most).map((name) => cut(display(name), 200));
   return some.join(", ") + (names.length > most ? `, ... (${names.length})` : "");
 }
-const shortly = (name: string) => few([name]);
 
 function size(bytes: number): string {
   if (bytes < 1024) return `${bytes} bytes`;
@@ -508,14 +503,12 @@ function parseJson(text: string) {
 function decode(bytes: Buffer): { text: string; note: string } {
   const text = new TextDecoder().decode(bytes, { stream: true });
   const bad = text.split("\ufffd").length - 1;
-  if (bad === 0) return { text, note: "" };
   const good = text.replace(/[\0-\x7f\ufffd]/g, "").length;
-  if (good > bad) return { text, note: `; ${bad} bytes are not UTF-8` };
+  if (bad <= good) return { text, note: bad > 0 ? `; ${bad} bytes are not UTF-8` : "" };
   const known = /^(gb|big5|shift|euc|koi8|windows|iso-8859).*/i;
-  const [guess = "windows-1252"] =
-    known.exec(chardet.detect(bytes.subarray(0, PAGE_BYTES)) ?? "") ?? [];
-  const note = `; not UTF-8, read as ${guess} by guess`;
-  return { text: new TextDecoder(guess).decode(bytes), note };
+  const guess = known.exec(chardet.detect(bytes.subarray(0, PAGE_BYTES)) ?? "")?.[0];
+  const decoder = new TextDecoder(guess ?? "windows-1252");
+  return { text: decoder.decode(bytes), note: `; not UTF-8, read as ${decoder.encoding} by guess` };
 }
 
 // --- Files -------------------------------------------------------------------------------------
@@ -564,7 +557,7 @@ async function firstBytes(handle: fs.FileHandle, length: number): Promise<Buffer
 /** Where to begin, how much to take, and whether to read on from there to count the lines. */
 type Part = { first: number; bytes: number; isCounted: boolean; signal: AbortSignal };
 
-/** One page: the lines from `first` on that fit in `bytes`, also raw, and the file's line count. */
+/** One page: the lines from `first` on that fit in `bytes`, and the file's line count. */
 async function pageOf({ handle, head, size }: OpenFile, part: Part) {
   const { first, bytes, isCounted, signal } = part;
   const utf16 = UTF16.test(head) && new TextDecoder(head[0] === "\xff" ? "utf-16le" : "utf-16be");
@@ -584,15 +577,14 @@ async function pageOf({ handle, head, size }: OpenFile, part: Part) {
     if (ended + 1 >= first) room -= chunk.length - start;
     if (chunk.length > 0) isOpen = chunk.at(-1) !== 10;
   }
-  const raw = Buffer.concat(kept);
-  const { text, note } = decode(raw);
+  const { text, note } = decode(Buffer.concat(kept));
   const lines = text.split(/\r?\n|\r$/);
   // Half a line, or nothing behind the last line break.
   if (lines.length > 1 && (room < 0 || lines.at(-1) === "")) lines.pop();
-  return { lines, raw, total: ended + (isOpen ? 1 : 0), note };
+  return { lines, total: ended + (isOpen ? 1 : 0), note };
 }
 
-/** Numbered lines, the way on, and after a whole first page what the rest of the file defines. */
+/** Numbered lines, and the way on. */
 async function readPage(file: OpenFile, part: Part, wanted: number): Promise<ToolOutput> {
   const { lines, total, note } = await pageOf(file, part);
   const { first, bytes } = part;
@@ -604,18 +596,11 @@ async function readPage(file: OpenFile, part: Part, wanted: number): Promise<Too
   const last = first + rows.length - 1;
   const way = `offset=${last + 1} reads on; search_files finds a place in it]`;
   if (last < total) rows.push(`[lines ${first}-${last} of ${total}; ${way}`);
-  const isFirst = first === 1 && last < total && wanted === PAGE_LINES;
-  const more = { ...part, bytes: OUTLINED_BYTES, isCounted: false };
-  const below = isFirst ? outline((await pageOf(file, more)).lines, last) : [];
-  if (below.length > 0) rows.push("[definitions below, as far as there is room:]");
-  rows.push(...below.map(([at, head]) => `${at}= ${head}`));
   const text = [`${name} (${total} lines${note})`, ...rows].join("\n");
-  const shown: Lines[string] = [[first, last], ...below.map(([at]): [number, number] => [at, at])];
-  return { text, shown: { [file.name]: shown } };
+  return { text, shown: { [file.name]: [[first, last]] } };
 }
 const LINE_CHARACTERS = 2000;
 const LINE_CUT = " [cut; search_files finds places in this line]";
-const OUTLINED_BYTES = 512 * 1024;
 
 /** The entries of a directory in the order of their names, directories first. */
 async function entriesIn(full: string): Promise<disk.Dirent[]> {
@@ -627,8 +612,8 @@ async function entriesIn(full: string): Promise<disk.Dirent[]> {
 /** A directory: directories first, with some of what is in them, then files with their size. */
 async function listDirectory(root: string, full: string): Promise<string> {
   const entries = await entriesIn(full);
-  const isPreviewed = entries.filter((entry) => entry.isDirectory()).length <= MAX_PREVIEWS;
-  const describe = (entry: disk.Dirent) => describeEntry(root, entry, isPreviewed);
+  const previewBytes = Math.min(100, 3000 / entries.length);
+  const describe = (entry: disk.Dirent) => describeEntry(root, entry, previewBytes);
   const lines = await Promise.all(entries.slice(0, MAX_ENTRIES).map(describe));
   return listing(lines, entries.length) || "(empty directory)";
 }
@@ -641,12 +626,9 @@ function listing(lines: string[], total: number): string {
 }
 const MAX_ENTRIES = 1000;
 const LIST_BYTES = 64 * 1024;
-/** At most 30 subdirectories are previewed, each in 100 bytes. */
-const MAX_PREVIEWS = 30;
-const PREVIEW_BYTES = 100;
 
 /** One line about an entry, which is not opened. */
-async function describeEntry(root: string, entry: disk.Dirent, isPreviewed: boolean) {
+async function describeEntry(root: string, entry: disk.Dirent, previewBytes: number) {
   const full = path.join(entry.parentPath, entry.name);
   const name = relativeName(root, full);
   if (entry.isSymbolicLink()) {
@@ -662,29 +644,24 @@ async function describeEntry(root: string, entry: disk.Dirent, isPreviewed: bool
   const entries = await entriesIn(full).catch(() => undefined);
   if (!entries) return `${display(`${name}/`)} (may not be read)`;
   const names = entries.map((one) => display(one.isDirectory() ? `${one.name}/` : one.name));
-  const some = isPreviewed && !isSecret(name) ? fitting(names, PREVIEW_BYTES) : [];
-  if (some.length > 0 && some.length < names.length) some.push("...");
-  const preview = some.length > 0 ? `: ${some.join(", ")}` : "";
-  return `${display(`${name}/`)} (${names.length} entries${preview})`;
+  const some = isSecret(name) ? [] : fitting(names, previewBytes);
+  const preview = some.join(", ") + (some.length < names.length ? ", ..." : "");
+  return `${display(`${name}/`)} (${names.length} entries${some.length > 0 ? `: ${preview}` : ""})`;
 }
 
-/** The path that differs only as characters can (composed or not, spaces, quotes), if inside. */
-async function sameLooking(root: string, full: string): Promise<string | undefined> {
-  const fold = (name: string) => name.normalize("NFKC").replace(/[‘’]/g, "'");
-  let real: string | undefined = root;
-  for (const step of relativeName(root, full).split("/")) {
-    const names: string[] = real === undefined ? [] : await fs.readdir(real).catch(() => []);
-    const same = names.includes(step) ? step : names.find((name) => fold(name) === fold(step));
-    real = real && same && (await realInside(root, path.join(real, same)));
-  }
-  return real;
-}
-
-/** A hint on files that have the same name but for its extension. Looks inside only. */
-async function nearNames(agent: Agent, name: string): Promise<string> {
+/** What is inside under a name that differs only as characters can (composed or not, spaces,
+ * quotes), and a hint on the files that have the same name but for the extension. */
+async function likeNames(agent: Agent, name: string) {
+  const fold = (file: string) => file.normalize("NFKC").replace(/[‘’]/g, "'");
+  const wanted = fold(relativeName(agent.root, path.resolve(agent.root, name)));
+  const depth = wanted.split("/").length;
+  const names = await namesIn(agent, 2000);
+  const starts = names.map((file) => file.split("/").slice(0, depth).join("/"));
+  const like = starts.find((start) => fold(start) === wanted);
+  const same = like && (await realInside(agent.root, path.join(agent.root, like)));
   const stem = (file: string) => path.posix.parse(file).name.toLowerCase();
-  const near = (await namesIn(agent, 2000)).filter((file) => stem(file) === stem(name)).sort();
-  return near.length > 0 ? `Near it: ${few(near, 5)}.` : "See list_files.";
+  const near = names.filter((file) => stem(file) === stem(name)).sort();
+  return { same, near: near.length > 0 ? `Near it: ${few(near, 5)}.` : "See list_files." };
 }
 
 // --- Searching ---------------------------------------------------------------------------------
@@ -781,7 +758,7 @@ async function walk(where: Place) {
   const kinds = entries.filter((entry) => entry.isFile() || entry.isDirectory());
   const left = few(kinds.flatMap(({ name }) => (tops.has(name) ? [] : name)));
   const note = `[left out, as ignored, secret, empty or unreadable: ${left}]`;
-  const notes = [...all.notes, ...(left ? [note] : [])];
+  const notes = left ? [...all.notes, note] : all.notes;
   // A glob is meant from the place on, or from the root.
   const plain = glob.replace(/^(\.\/)+/, "");
   const meant = plain.startsWith("!") ? [plain] : [plain, escapeGlob(start) + plain];
@@ -799,11 +776,11 @@ async function walk(where: Place) {
 }
 const escapeGlob = (name: string) => name.replace(/[*?[\]{}!\\]/g, "\\$&");
 
-type Query = Place & { pattern: string; context: number; ignoreCase: boolean; literal?: true };
+type Query = Place & { pattern: string; context: number; ignoreCase: boolean; invalid?: string };
 
 /** The lines that match, by file and within bounds, and what there is to know of the rest. */
 async function search(query: Query): Promise<ToolOutput> {
-  const { agent, place, pattern, ignoreCase, literal } = query;
+  const { agent, place, pattern, ignoreCase, invalid } = query;
   const full = path.join(agent.root, place);
   const isFile = !(await fs.lstat(full)).isDirectory();
   // A file that may not be read is refused by its name.
@@ -811,22 +788,19 @@ async function search(query: Query): Promise<ToolOutput> {
   const named = { files: [place], args: placeArgs(place), notes: [] };
   const { files, args, notes } = isFile ? named : await walk(query);
   const wanted = ["--crlf", ignoreCase ? "-i" : "-s", `--regexp=${pattern}`];
-  if (literal) wanted.push("-F");
+  if (invalid) wanted.push("-F");
   const run = ripgrep(query, [...PLACES, ...wanted, ...args]);
-  const { rows, ...details } = await matchesIn(run, new Set(files), query);
-  const isSure = rows.length > 0 || /^[\w ./-]*$/.test(pattern);
-  const error = !isSure && (await complaint(query, wanted));
-  if (error && literal) throw new Error(error);
-  if (error) {
-    const result = await search({ ...query, literal: true });
+  const { texts, ...details } = await matchesIn(run, new Set(files), query);
+  if (texts.length === 0 && !/^[\w ./-]*$/.test(pattern)) {
+    const error = await complaint(query, wanted);
+    if (error && invalid) throw new Error(error);
     const why = cut(error.split("error: ").at(-1) ?? "", 200);
-    const note = `[no valid regular expression (${why}), so taken literally]`;
-    return { ...result, text: `${note}\n${result.text}` };
+    if (error) return search({ ...query, invalid: why });
   }
   const none = files.length > 0 ? "Secret ones are not searched." : NO_FILES;
-  if (rows.length === 0) rows.push(`No match in ${files.length} files. ${none}`);
-  rows.push(...new Set([...(await run.stops), ...notes]));
-  return { text: rows.join("\n"), ...details };
+  if (texts.length === 0) texts.push(`No match in ${files.length} files. ${none}`);
+  if (invalid) texts.unshift(`[no valid regular expression (${invalid}), so taken literally]`);
+  return { text: [...texts, ...new Set([...(await run.stops), ...notes])].join("\n"), ...details };
 }
 /** ripgrep is to print the number and the column of a line that matches, however long it is. */
 const PLACES = ["--null", "--with-filename", "--column", "--max-columns=1", "--sort=path"];
@@ -834,8 +808,10 @@ const NO_FILES = "None is there, or the glob matches none.";
 
 /** Where a file matches, as ripgrep counts lines and bytes: the first places, and all of them. */
 type Hits = { file: Buffer; places: [line: number, column: number][]; total: number };
+/** A line of a result: a definition around a match, a match, or one near it. */
+type Row = { name: string; at: number; mark: "=" | ":" | "-"; text: string };
 
-/** The rows for what ripgrep finds in these files, up to the bounds; then how much there is. */
+/** What ripgrep finds in these files, up to the bounds; then how much there is. */
 async function matchesIn(run: ReturnType<typeof ripgrep>, files: Set<string>, query: Query) {
   let output = "";
   for await (const chunk of run.out) {
@@ -859,57 +835,39 @@ async function matchesIn(run: ReturnType<typeof ripgrep>, files: Set<string>, qu
     // What is binary, or holds a private key, is no match.
     if (all.length === 0) hits.delete(name);
     rows.push(...all);
-    room -= all.filter(({ mark }) => mark === ":").length;
+    room -= all.filter(isMatch).length;
   }
   const texts = rows.map(({ text }) => text);
-  const told = fitting(texts, SEARCH_BYTES);
-  const details = detailsOf(rows.slice(0, told.length));
-  const first = Object.values(details.matches).flat().length;
+  const fit = fitting(texts, SEARCH_BYTES);
+  const told = rows.slice(0, fit.length);
+  const details = { shown: linesOf(told), matches: linesOf(told.filter(isMatch)) };
+  if (room > 0 && told.length === rows.length) return { texts: fit, ...details };
   const total = [...hits.values()].reduce((sum, found) => sum + found.total, 0);
-  const isShort = room === 0 || told.length < rows.length;
-  if (!isShort || first === total) return { rows: told, ...details };
   const all = `${run.child.killed ? "at least " : ""}${total} in ${hits.size} files`;
-  const way = `most are in ${await mostIn(hits, query)}; narrow the pattern or pass path or glob`;
-  return { rows: [...told, `[first ${first} matches of ${all}; ${way}]`], ...details };
+  const first = told.filter(isMatch).length;
+  const more = `[first ${first} matches of ${all}; narrow the pattern or pass path or glob]`;
+  return { texts: first < total ? [...fit, more] : fit, ...details };
 }
 const BINARY_REMARK = /: binary file matches \(found .* byte around offset \d+\)\n\.\//;
 const MAX_OUTPUT = 1024 ** 2;
 const MAX_MATCHES = 100;
 const MATCHES_A_FILE = 25;
 const SEARCH_BYTES = 20 * 1024;
-
-function detailsOf(rows: Row[]) {
-  const [shown, matches]: [Lines, Lines] = [Object.create(null), Object.create(null)];
-  for (const { name, at, mark } of rows) {
-    (shown[name] ??= []).push([at, at]);
-    if (mark === ":") (matches[name] ??= []).push([at, at]);
-  }
-  return { shown, matches };
-}
-
-/** The five files with the most matches, of those that may be read. */
-async function mostIn(hits: Map<string, Hits>, query: Query): Promise<string> {
-  const most: string[] = [];
-  for (const [name, found] of [...hits].sort(([, a], [, b]) => b.total - a.total)) {
-    if (most.length === 5) break;
-    const rows = await rowsOf(found, query).catch(() => []);
-    if (rows.length > 0) most.push(`${shortly(name)} (${found.total})`);
-  }
-  return most.join(", ");
-}
-
-/** A line of a result: a definition around a match, a match, or one near it. */
-type Row = { name: string; at: number; mark: "=" | ":" | "-"; text: string };
+const isMatch = ({ mark }: Row) => mark === ":";
+const linesOf = (rows: Row[]): Lines => {
+  const byName = [...Map.groupBy(rows, ({ name }) => name)];
+  return Object.fromEntries(byName.map(([name, all]) => [name, all.map(({ at }) => [at, at])]));
+};
 
 /** The lines to show of a file, with the heads of the definitions that they stand in. ripgrep only
  * tells where to look: each line is what our own reader finds there, so no race leads outside. */
 function rowsOf({ file, places, total }: Hits, { agent, context, signal }: Query): Promise<Row[]> {
   // By its bytes: a name that is no UTF-8 cannot be opened by what is shown of it.
   const full = Buffer.concat([Buffer.from(`${agent.root}${path.sep}`), file]);
-  return withFile(agent.root, full, async ({ name, ...open }) => {
+  return withFile(agent.root, full, async (open) => {
     if (isBinary(open.head)) return [];
     const part = { first: 1, bytes: SEARCHED_BYTES, isCounted: false, signal };
-    const { lines, raw } = await pageOf({ name, ...open }, part);
+    const { lines } = await pageOf(open, part);
     const owners = enclosing(lines.slice(0, OUTLINED_LINES));
     const columns = new Map(places);
     const heads = new Set(places.flatMap(([at]) => definitionsAround(owners, at)));
@@ -917,29 +875,29 @@ function rowsOf({ file, places, total }: Hits, { agent, context, signal }: Query
     for (const [at] of places) for (let i = at - context; i <= at + context; i++) near.add(i);
     const isThere = (at: number) => columns.has(at) || lines[at - 1] !== undefined;
     const all = [...near].filter(isThere).sort((a, b) => a - b);
-    return all.map((at, i): Row => {
+    const rows = all.map((at): Row => {
       const mark = columns.has(at) ? ":" : heads.has(at) ? "=" : "-";
       const line = lines[at - 1] ?? `[beyond the first 8 MB: read_file shows it, offset=${at}]`;
-      const shown = line.length > MATCH_CHARACTERS ? excerpt(raw, at, columns.get(at)) : line;
-      const start = i === 0 ? `${display(name)}\n` : "";
-      const isLess = i === all.length - 1 && places.length < total;
-      const end = isLess ? `\n[first ${places.length} of ${total} matches in this file]` : "";
-      return { name, at, mark, text: `${start}${at}${mark} ${shown}${end}` };
+      return { name: open.name, at, mark, text: `${at}${mark} ${excerpt(line, columns.get(at))}` };
     });
+    const [first, last] = [rows[0], rows.at(-1)];
+    if (first) first.text = `${display(open.name)}\n${first.text}`;
+    const less = `\n[first ${places.length} of ${total} matches in this file]`;
+    if (last && places.length < total) last.text += less;
+    return rows;
   });
 }
 const SEARCHED_BYTES = 8 * 1024 ** 2;
 const OUTLINED_LINES = 20_000;
 const MATCH_CHARACTERS = 300;
 
-/** The part of a long line around a column, which counts bytes from 1. */
-function excerpt(raw: Buffer, at: number, column = 1): string {
-  let start = 0;
-  for (let line = 1; line < at; line++) start = raw.indexOf(10, start) + 1;
-  const match = start + column - 1;
-  const before = decode(raw.subarray(start, match)).text;
-  const [after] = decode(raw.subarray(match, match + 4 * MATCH_CHARACTERS)).text.split(/\r?\n/, 1);
-  return cut(`${before.length > 100 ? "…" : ""}${before.slice(-100)}${after}`, MATCH_CHARACTERS);
+/** A line or, if it is long, its part around a column, which counts bytes from 1. */
+function excerpt(line: string, column = 1): string {
+  if (line.length <= MATCH_CHARACTERS) return line;
+  const bytes = Buffer.from(line);
+  const before = `${bytes.subarray(0, column - 1)}`;
+  const start = before.length > 100 ? `…${before.slice(-100)}` : before;
+  return cut(`${start}${bytes.subarray(column - 1)}`, MATCH_CHARACTERS);
 }
 
 // --- Definitions -------------------------------------------------------------------------------
@@ -978,23 +936,6 @@ export function definitionsAround(owners: number[], at: number): number[] {
     heads.unshift(owners[line - 1] ?? 0);
   return heads;
 }
-
-/** What is defined behind a line, in its order; if room is short, the least indented of it. */
-export function outline(lines: string[], after: number): [at: number, head: string][] {
-  const depth = (at: number) => indentOf(lines[at - 1]);
-  const all = [...new Set(enclosing(lines))].filter((at) => at > after);
-  all.sort((a, b) => depth(a) - depth(b) || a - b);
-  const heads = fitting(
-    all.map((at) => `12345= ${cut(lines[at - 1] ?? "", 60)}`),
-    OUTLINE_BYTES,
-  );
-  const told = heads.map((head, i): [number, string] => [
-    all[i] ?? 0,
-    head.slice("12345= ".length),
-  ]);
-  return told.sort(([a], [b]) => a - b);
-}
-const OUTLINE_BYTES = 4 * 1024;
 
 const KEYWORDS =
   "function|class|interface|type|enum|namespace|module|struct|union|trait|impl|fn|func|fun|def|" +

@@ -1,9 +1,9 @@
-// What results show of the definitions around and below: breadcrumbs of searches, outlines of files.
+// What searches show of the definitions around a match.
 
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
-import { checkSources, definitionsAround, enclosing, outline, runTool } from "../mini-pi.ts";
-import { agentWith, read, search } from "./fixtures.ts";
+import { checkSources, definitionsAround, enclosing, runTool } from "../mini-pi.ts";
+import { agentWith, search } from "./fixtures.ts";
 
 /** A source in which one line holds HIT, and the lines that are to be shown with it. */
 const AROUND: [language: string, source: string, around: string[]][] = [
@@ -413,102 +413,4 @@ test("a file made to be slow does not hold up a search", async () => {
   await search(agent, "needle");
   // It would take minutes if each line were compared with each.
   assert.ok(performance.now() - start < 15_000, `${performance.now() - start} ms`);
-});
-
-// ─── In pages ──────────────────────────────────────────────────────────────────────────────────
-
-const method = (i: number) => `  method${i}(x: number) {\n    return ${i};\n  }\n\n`;
-const many = (n: number, of: (i: number) => string) =>
-  Array.from({ length: n }, (_, i) => of(i + 1)).join("");
-
-test("a first page is followed by what the rest of the file defines, with its lines", async () => {
-  const long = `class A {\n${many(150, method)}}\n\nfunction last() {\n  return 1;\n}\nconst x = 1;\n`;
-  const agent = await agentWith({ "a.ts": long });
-  const { text } = await read(agent, "a.ts");
-  const [, below = ""] = text.split(/^\[lines 1-400 of 607; offset=401 .*\n/m);
-  const rows = below.split("\n");
-  assert.equal(rows.shift(), "[definitions below, as far as there is room:]");
-  assert.equal(rows[0], "402=   method101(x: number) {");
-  assert.equal(rows.at(-1), "604= function last() {");
-  const lines = long.split("\n");
-  for (const row of rows) {
-    const [, n = "", line] = /^(\d+)= (.*)$/.exec(row) ?? [];
-    assert.equal(lines[Number(n) - 1], line);
-  }
-});
-
-test("only a long first page has an outline: no further one, no short look, no whole file", async () => {
-  const agent = await agentWith({ "a.ts": many(150, method), "b.ts": many(90, method) });
-  for (const [file, page] of [
-    ["a.ts", { offset: 401 }],
-    ["a.ts", { offset: 2, limit: 300 }],
-    ["a.ts", { limit: 399 }],
-    ["b.ts", {}],
-  ] as const)
-    assert.doesNotMatch((await read(agent, file, page)).text, /^\d+= |definitions/m);
-  assert.match((await read(agent, "a.ts", { limit: 400 })).text, /^401= {3}method101/m);
-});
-
-test("an outline without room for all has the outermost, in their order", async () => {
-  const nested = (i: number) => `class C${i} {\n${method(i)}${method(i)}}\n`;
-  const agent = await agentWith({ "a.ts": many(200, nested), "b.ts": many(2000, nested) });
-  const { text } = await read(agent, "a.ts");
-  assert.match(text, /^\[definitions below, as far as there is room:\]$/m);
-  const numbers = [...text.matchAll(/^(\d+)= /gm)].map(([, n]) => Number(n));
-  assert.deepEqual(
-    numbers,
-    numbers.toSorted((a, b) => a - b),
-  );
-  assert.equal(text.match(/^\d+= class/gm)?.length, 160, "each class, before any method");
-  const larger = await read(agent, "b.ts");
-  const outlined = larger.text.slice(larger.text.indexOf("[definitions below"));
-  assert.ok(Buffer.byteLength(outlined) < 4.5 * 1024, `${outlined.length} characters`);
-});
-
-test("an outline begins behind the page, reaches beyond 32 KB, and its lines count as seen", async () => {
-  const wide = `// ${"x".repeat(90)}\n`;
-  const last = "function onTheLastLineOfThePage() {\n  return 1;\n}\n";
-  const long = `function ${"n".repeat(200)}() {\n\n  return 1;\n}\npublic void brace()\n{\n  x();\n}\n`;
-  const agent = await agentWith({
-    "a.cs": `${"// a line\n".repeat(399)}${last}${wide.repeat(900)}${long}`,
-  });
-  const args = { path: "a.cs" };
-  const call = { type: "toolCall", id: "1", name: "read_file", arguments: args } as const;
-  const result = await runTool(agent, call, agent.signal);
-  const { text } = await read(agent, "a.cs");
-  assert.doesNotMatch(text, /^400= /m);
-  const rows = [...text.matchAll(/^(\d+)= (.*)$/gm)].map(([, at, row]) => [Number(at), row]);
-  const cut = `function ${"n".repeat(51)}…`;
-  assert.deepEqual(rows, [
-    [1303, cut],
-    [1307, "public void brace()"],
-  ]);
-  agent.messages.push(result);
-  const states = await checkSources(agent, "a.cs:1303, a.cs:400, a.cs:401, a.cs:1304");
-  assert.deepEqual(
-    states.map(({ state }) => state),
-    ["seen", "seen", "exists", "exists"],
-  );
-});
-
-test("data, prose and logs have no outline", async () => {
-  const agent = await agentWith({
-    "a.json": JSON.stringify(
-      Array.from({ length: 200 }, (_, i) => ({ id: i, "f(x)": { y: 1 } })),
-      undefined,
-      2,
-    ),
-    "a.md": many(500, (i) => `# Part ${i}\n\nA class of things (see below):\n\n- one (1)\n  two\n`),
-    "a.log": many(500, (i) => `2026-11-30 12:00:00 GET /f(${i})\n`),
-  });
-  for (const name of ["a.json", "a.md", "a.log"])
-    assert.doesNotMatch((await read(agent, name)).text, /^\d+= /m, name);
-});
-
-test("an outline of a file made to be slow ends, too", () => {
-  const start = performance.now();
-  outline(many(1700, () => `${"a (".repeat(96)}\n`).split("\n"), 0);
-  outline(many(250_000, () => "{\n").split("\n"), 0);
-  outline(["x".repeat(5_000_000)], 0);
-  assert.ok(performance.now() - start < 10_000, `${performance.now() - start} ms`);
 });
