@@ -246,15 +246,13 @@ async function execute(agent: Agent, call: ai.ToolCall, signal: AbortSignal) {
   const args = ai.validateToolCall(agent.tools, call);
   signal.throwIfAborted();
   // A tool may end its time with what it found; one second later we stop waiting for it.
-  const work = tool.execute(agent, args, within(TOOL_MS, signal));
-  return resultOf(call, await raceWithAbortSignal(work, within(TOOL_MS + 1000, signal)));
+  const work = tool.execute(agent, args, within(30_000, signal));
+  return resultOf(call, await raceWithAbortSignal(work, within(31_000, signal)));
 }
-const TOOL_MS = 30_000;
 const within = (ms: number, stop: AbortSignal) => AbortSignal.any([stop, AbortSignal.timeout(ms)]);
 
 /** A failure for the model, without the place of the directory that the system's errors name. */
-const reasonOf = ({ root }: Agent, { message }: Error) =>
-  cut(message.replaceAll(`'${root}`, "'."), 1000);
+const reasonOf = ({ root }: Agent, e: Error) => cut(e.message.replaceAll(`'${root}`, "'."), 1000);
 
 function resultOf(call: ai.ToolCall, output: ToolOutput, isError = false): Result {
   const { text, image, ...details } = output;
@@ -271,8 +269,8 @@ function wasMade({ messages, trimmed }: Agent, call: ai.ToolCall): boolean {
   const gone = messages.filter(isGone).flatMap((m) => ("toolCallId" in m ? m.toolCallId : []));
   const start = messages.findLastIndex((m) => m.role === "user") + 1;
   const calls = repliesIn(messages.slice(start)).flatMap(callsIn);
-  const earlier = calls.slice(0, calls.indexOf(call));
-  return earlier.some((one) => key(one) === key(call) && !gone.includes(one.id));
+  const same = calls.slice(0, calls.indexOf(call)).filter((one) => key(one) === key(call));
+  return same.some(({ id }) => !gone.includes(id));
 }
 
 /** Runs the calls of a reply side by side, or refuses all; records their results in their order. */
@@ -310,7 +308,7 @@ const withheldIn = (m: Message) => (m.role === "toolResult" ? m.details?.withhel
  * Does not throw for what the model, the provider or a tool does. All that is said is in
  * `messages`, which can be continued whatever happened: each call has its result. */
 export async function runAgent(agent: Agent, question: string): Promise<Outcome> {
-  const signal = within(Math.floor(Math.min(agent.limits.ms, MAX_MS)), agent.signal);
+  const signal = within(Math.floor(Math.min(agent.limits.ms, 2 ** 31 - 1)), agent.signal);
   const run: Run = { from: agent.messages.length, started: Date.now(), signal, limit: "" };
   agent.emit({ type: "agent_start" });
   agent.queue.unshift(question);
@@ -349,7 +347,6 @@ export async function runAgent(agent: Agent, question: string): Promise<Outcome>
     }
   }
 }
-const MAX_MS = 2 ** 31 - 1;
 const LAST_CALL = "Answer now, from what you have seen; no more tools.";
 const GO_ON = "You were cut off. Go on exactly where you stopped, and repeat nothing.";
 const TOO_SMALL = "the answer was cut off at the output limit, or the context is too small for it";
@@ -403,12 +400,10 @@ async function end(agent: Agent, run: Run, ending: Ending): Promise<Outcome> {
 function answerIn(messages: Message[]): string {
   const isVoid = ({ stopReason, rawStopReason }: Reply) =>
     stopReason === "toolUse" || (stopReason === "error" && rawStopReason === undefined);
-  const at = messages.findLastIndex(
-    (m) => m.role === "assistant" && textIn(m).trim() && !isVoid(m),
-  );
-  let answer = textIn(messages[at]);
-  for (let from = cutOffBefore(messages, at); from >= 0; from = cutOffBefore(messages, from))
-    answer = textIn(messages[from]) + answer;
+  const isText = (m: Message) => m.role === "assistant" && textIn(m).trim() && !isVoid(m);
+  let answer = "";
+  for (let at = messages.findLastIndex(isText); at >= 0; at = cutOffBefore(messages, at))
+    answer = textIn(messages[at]) + answer;
   return answer.trim();
 }
 
@@ -679,15 +674,15 @@ function ripgrep({ agent, signal }: Where, args: string[]) {
   const options = { cwd: agent.root, env: {}, signal, killSignal: "SIGKILL" } as const;
   // An open stdin would be searched instead of the directory.
   const child = spawn(command, words, { ...options, stdio: ["ignore", "pipe", "pipe"] });
-  const note = (what: string) => (what ? [`[${what}: there may be more]`] : []);
   const stops = once(child, "close").then(
-    ([code]) => {
-      if (code === 2) return note("not all of it may be read");
-      return note(code > 2 || (code === null && !child.killed) ? "stopped for its memory" : "");
+    ([code]): string => {
+      if (code === 2) return "not all of it may be read";
+      return code > 2 || (code === null && !child.killed) ? "stopped for its memory" : "";
     },
-    () => note(signal.aborted ? "stopped for its time" : "ripgrep could not be run"),
+    () => (signal.aborted ? "stopped for its time" : "ripgrep could not be run"),
   );
-  return { out: child.stdout.setEncoding("latin1"), said: textOf(child.stderr), stops, child };
+  const notes = stops.then((what) => (what ? [`[${what}: there may be more]`] : []));
+  return { out: child.stdout.setEncoding("latin1"), said: textOf(child.stderr), notes, child };
 }
 const RIPGREP_FLAGS =
   `--no-config --no-ignore-global --no-ignore-parent --no-ignore-exclude --no-require-git --hidden
@@ -701,9 +696,9 @@ async function complaint(where: Where, args: string[]): Promise<string> {
 
 /** The regular files below that no rule hides, and a note if the walk was stopped. */
 async function filesBelow(where: Where, args: string[]) {
-  const { out, stops } = ripgrep(where, ["--files", "--null", ...args]);
+  const { out, notes } = ripgrep(where, ["--files", "--null", ...args]);
   const names = `${Buffer.from(await textOf(out), "latin1")}`.split("\0").slice(0, -1);
-  return { files: names.map((name) => name.slice("./".length)), notes: await stops };
+  return { files: names.map((name) => name.slice("./".length)), notes: await notes };
 }
 
 /** ripgrep's last arguments: what is never walked, and the place to walk. */
@@ -738,24 +733,27 @@ function walkRoot({ agent, signal }: Where): Promise<RootWalk> {
 }
 type RootWalk = { files: string[]; notes: string[]; rules: string[] };
 
-/** The names of all files in so many ms. Does not throw. */
+/** The names of all files in so many ms; none if that fails. */
 async function namesIn(agent: Agent, ms: number): Promise<string[]> {
   const walk = walkRoot({ agent, signal: AbortSignal.timeout(ms) });
-  return (await walk.catch(() => undefined))?.files ?? [];
+  return (await walk.catch(() => ({ files: [] }))).files;
 }
 
 /** The files below a place that a glob fits and no rule hides, and the arguments to search them.
  * Throws if the glob is none. ripgrep's globs go before its rules, so each is asked for alone. */
-async function walk(where: Place) {
+async function walk(where: Place): Promise<{ files: string[]; args: string[]; notes: string[] }> {
   const { agent, place, glob } = where;
+  const full = path.join(agent.root, place);
+  const named = { files: [place], args: placeArgs(place), notes: [] };
+  // A file that may not be read is refused by its name.
+  if (!(await fs.lstat(full)).isDirectory()) return withFile(agent.root, full, async () => named);
   const all = await walkRoot(where);
   const start = place && `${place}/`;
   const below = all.files.filter((file) => file.startsWith(start));
   // The entries that hold no file to search are named; their rules are not.
   const read = below.filter((file) => !isSecret(file));
   const tops = new Set([".git", ...read.map((file) => file.slice(start.length).split("/", 1)[0])]);
-  const entries = await entriesIn(path.join(agent.root, place));
-  const kinds = entries.filter((entry) => entry.isFile() || entry.isDirectory());
+  const kinds = (await entriesIn(full)).filter((one) => one.isFile() || one.isDirectory());
   const left = few(kinds.flatMap(({ name }) => (tops.has(name) ? [] : name)));
   const note = `[left out, as ignored, secret, empty or unreadable: ${left}]`;
   const notes = left ? [...all.notes, note] : all.notes;
@@ -780,13 +778,8 @@ type Query = Place & { pattern: string; context: number; ignoreCase: boolean; in
 
 /** The lines that match, by file and within bounds, and what there is to know of the rest. */
 async function search(query: Query): Promise<ToolOutput> {
-  const { agent, place, pattern, ignoreCase, invalid } = query;
-  const full = path.join(agent.root, place);
-  const isFile = !(await fs.lstat(full)).isDirectory();
-  // A file that may not be read is refused by its name.
-  if (isFile) await withFile(agent.root, full, async () => {});
-  const named = { files: [place], args: placeArgs(place), notes: [] };
-  const { files, args, notes } = isFile ? named : await walk(query);
+  const { pattern, ignoreCase, invalid } = query;
+  const { files, args, notes } = await walk(query);
   const wanted = ["--crlf", ignoreCase ? "-i" : "-s", `--regexp=${pattern}`];
   if (invalid) wanted.push("-F");
   const run = ripgrep(query, [...PLACES, ...wanted, ...args]);
@@ -800,10 +793,11 @@ async function search(query: Query): Promise<ToolOutput> {
   const none = files.length > 0 ? "Secret ones are not searched." : NO_FILES;
   if (texts.length === 0) texts.push(`No match in ${files.length} files. ${none}`);
   if (invalid) texts.unshift(`[no valid regular expression (${invalid}), so taken literally]`);
-  return { text: [...texts, ...new Set([...(await run.stops), ...notes])].join("\n"), ...details };
+  return { text: [...texts, ...new Set([...(await run.notes), ...notes])].join("\n"), ...details };
 }
-/** ripgrep is to print the number and the column of a line that matches, however long it is. */
-const PLACES = ["--null", "--with-filename", "--column", "--max-columns=1", "--sort=path"];
+/** ripgrep is to print the number and the column of a line that matches, however long it is. Our
+ * reader decides what is binary. */
+const PLACES = "--null --with-filename --column --max-columns=1 --sort=path --text".split(" ");
 const NO_FILES = "None is there, or the glob matches none.";
 
 /** Where a file matches, as ripgrep counts lines and bytes: the first places, and all of them. */
@@ -819,9 +813,9 @@ async function matchesIn(run: ReturnType<typeof ripgrep>, files: Set<string>, qu
     if (output.length > MAX_OUTPUT) run.child.kill("SIGKILL");
   }
   const hits = new Map<string, Hits>();
-  // "./src/a.ts\0" and "12:5:", and what stands for the line. A remark may stand before the name.
+  // "./src/a.ts\0" and "12:5:", and what stands for the line.
   for (const found of output.matchAll(/\.\/([^\0]*)\0(\d+):(\d+):[^\n]*\n/g)) {
-    const file = Buffer.from(found[1]?.split(BINARY_REMARK).at(-1) ?? "", "latin1");
+    const file = Buffer.from(found[1] ?? "", "latin1");
     const known = hits.get(`${file}`) ?? { file, places: [], total: 0 };
     if (known.total++ < MAX_MATCHES) known.places.push([Number(found[2]), Number(found[3])]);
     if (files.has(`${file}`) && !isSecret(`${file}`)) hits.set(`${file}`, known);
@@ -848,7 +842,6 @@ async function matchesIn(run: ReturnType<typeof ripgrep>, files: Set<string>, qu
   const more = `[first ${first} matches of ${all}; narrow the pattern or pass path or glob]`;
   return { texts: first < total ? [...fit, more] : fit, ...details };
 }
-const BINARY_REMARK = /: binary file matches \(found .* byte around offset \d+\)\n\.\//;
 const MAX_OUTPUT = 1024 ** 2;
 const MAX_MATCHES = 100;
 const MATCHES_A_FILE = 25;
@@ -990,8 +983,8 @@ async function complete(agent: Agent, run: Run): Promise<Reply> {
     await sleep(delayMs, undefined, { signal: run.signal }).catch(() => {});
     [reply, wait] = await ask(agent, run);
   }
-  const { stopReason, errorMessage: finalError } = reply;
-  const success = stopReason !== "error" && stopReason !== "aborted";
+  const success = !/error|aborted/.test(reply.stopReason);
+  const finalError = reply.errorMessage;
   if (attempt > 0) agent.emit({ type: "auto_retry_end", success, attempt, finalError });
   return reply;
 }
