@@ -42,6 +42,7 @@ import { raceWithAbortSignal } from "@earendil-works/pi-ai/utils/abort";
 import { estimateContextTokens, estimateMessageTokens } from "@earendil-works/pi-ai/utils/estimate";
 import { rgPath } from "@vscode/ripgrep";
 import chardet from "chardet";
+import ignore, { type Ignore } from "ignore";
 import { type Static, type TSchema, Type } from "typebox";
 
 // === Part I: the agent =========================================================================
@@ -61,6 +62,7 @@ export interface Agent {
   queue: string[]; // what the user says meanwhile; the model hears it before the next request
   trimmed: number; // tool results before this index of `messages` are sent blanked
   walked?: { messages: number; walk: Promise<RootWalk> }; // the last walk of the root, and when
+  hidden: Ignore[]; // files that are listed, but neither read nor searched
   limits: { turns: number; ms: number; cost: number }; // of one question; `cost`: dollars of all
   id: string; // names the conversation in its session file and for the provider's prompt cache
   signal: AbortSignal; // the user's way to stop; what came so far is kept
@@ -144,14 +146,20 @@ async function realInside(root: string, full: string): Promise<string | undefine
 const relativeName = (root: string, full: string) =>
   path.relative(root, full).split(path.sep).join("/");
 
-/** Files that are listed, but neither read nor searched: what they hold is for nobody else. */
-export const isSecret = (name: string) => SECRETS.some((secret) => secret.test(name));
-const SECRETS = [
-  /(^|\/)\.git(\/|$)/i,
-  /(^|\/)\.env(\.(?![^/]*(example|sample|template|dist)$)[^/]*)?$/i,
-  /(^|\/)([._]netrc|\.npmrc|\.pypirc|\.git-credentials|id_(rsa|dsa|ecdsa|ed25519))$/i,
-  /\.(pem|key|p12|pfx|ppk|jks|keystore)$/i,
-];
+/** Whether what a file holds is for nobody else, by its name from the root, or by that of which it
+ * is a copy. It is listed, but neither read nor searched. */
+export const isSecret = ({ hidden }: Agent, name: string) =>
+  [name, name.replace(COPY, "")].some((one) => one && hidden.some((globs) => globs.ignores(one)));
+const COPY = /(?<=[^/])(~|[._-](bak|backup|copy|old|orig|save|swp|\d+))+$/i;
+/** The secrets, and the files that the user hides by globs. */
+export const hiddenBy = (globs: string[]): Ignore[] => [SECRETS, globs].map((g) => ignore().add(g));
+/** In the language of .gitignore. What a file holds can make it a secret, too: see withFile. */
+const SECRETS = `.git **/*.git/config .env .envrc .env[._~-]* *.env !.env*example !.env*sample
+  !.env*template !.env*dist !*example.env !*sample.env !*template.env id_rsa id_dsa id_ecdsa id_ed25519
+  *.key *.p12 *.pfx *.ppk *.jks *.keystore *.kdbx .gnupg .netrc _netrc .npmrc .pypirc .git-credentials
+  .pgpass .my.cnf .htpasswd .dockercfg .s3cfg .vault-token *.tfstate *.tfstate.* **/.aws/credentials
+  **/.docker/config.json **/.kube/config **/.cargo/credentials* **/.gem/credentials
+  **/gh/hosts.yml **/gcloud/*credentials*`.split(/\s+/);
 
 // --- Tools -------------------------------------------------------------------------------------
 
@@ -172,7 +180,7 @@ const listFiles = tool({
   async execute(agent, { path: given, glob }, signal) {
     const full = await insideRoot(agent, given || ".");
     if (!(await fs.lstat(full)).isDirectory()) throw new Error("That is a file: use read_file.");
-    if (!glob) return { text: await listDirectory(agent.root, full) };
+    if (!glob) return { text: await listDirectory(agent, full) };
     const place = relativeName(agent.root, full);
     const { files, notes } = await walk({ agent, place, glob, signal });
     const list = listing(files.map(display), files.length) || `No file matches ${glob}.`;
@@ -187,7 +195,7 @@ const readFile = tool({
   async execute(agent, { path: given, offset, limit }, signal) {
     const { model } = agent;
     const full = await insideRoot(agent, given);
-    return withFile(agent.root, full, async (file) => {
+    return withFile(agent, full, async (file) => {
       const name = display(file.name);
       const starts = Object.entries(PICTURE.exec(file.head)?.groups ?? {});
       const [kind] = starts.find(([, start]) => start) ?? [];
@@ -515,7 +523,8 @@ type Use<T> = (file: OpenFile) => Promise<T>;
 /** Opens a file for as long as `use` takes: the one way to the bytes of a file. Looks at where the
  * open file lies, as a directory above it may have become a link meanwhile. Throws a sentence about
  * what is no regular file, or secret: opening a FIFO blocks for good. */
-async function withFile<T>(root: string, full: string | Buffer, use: Use<T>): Promise<T> {
+async function withFile<T>(agent: Agent, full: string | Buffer, use: Use<T>): Promise<T> {
+  const { root } = agent;
   const refuse = (why: string) => {
     throw new Error(`${display(relativeName(root, `${full}`) || ".")} ${why}.`);
   };
@@ -528,19 +537,30 @@ async function withFile<T>(root: string, full: string | Buffer, use: Use<T>): Pr
     // Linux tells where an open file lies. Elsewhere the path is looked at again.
     const fd = `/proc/self/fd/${handle.fd}`;
     const place = await fs.readlink(fd).catch(() => fs.realpath(`${full}`));
-    if (!isInside(root, place)) refuse("points outside of the directory");
+    const [now, opened] = [await fs.lstat(place), await handle.stat()];
+    const isSame = now.ino === opened.ino && now.dev === opened.dev;
+    if (!isInside(root, place) || !isSame) refuse("points outside of the directory");
     const name = relativeName(root, place);
     const head = (await firstBytes(handle, SNIFF_BYTES)).toString("latin1");
-    if (isSecret(name) || PRIVATE_KEY.test(head))
+    const file = { name, size: opened.size, head, handle };
+    if (isSecret(agent, name) || OF_PROCESS.test(place) || (await holdsSecret(file)))
       refuse("holds secrets: it is listed, but neither read nor searched");
-    return await use({ name, size: state.size, head, handle });
+    return await use(file);
   } finally {
     await handle.close();
   }
 }
 const SNIFF_BYTES = 8 * 1024;
-const PRIVATE_KEY =
-  /^(\xef\xbb\xbf)?\s*(?=-----BEGIN|Bag Attributes)[\s\S]*-----BEGIN [A-Z ]*PRIVATE KEY/;
+/** What Linux tells of a process: its environment, its memory, its arguments. */
+const OF_PROCESS = /\/(self|thread-self|\d+)\/(environ|mem|cmdline|auxv)$/;
+
+/** Whether it is git's settings, the key of a service, or a private key, maybe after certificates. */
+async function holdsSecret({ name, head, handle }: OpenFile): Promise<boolean> {
+  if (/^\s*(\{[\s\S]*"private_key"\s*:\s*"-|\[core\]\s+repositoryformat)/.test(head)) return true;
+  const isPem = /\.pem$/i.test(name) || /^(\xef\xbb\xbf)?\s*(-----BEGIN|Bag Attr)/.test(head);
+  const all = isPem ? (await firstBytes(handle, 1024 ** 2)).toString("latin1") : "";
+  return /-BEGIN [A-Z ]*PRIVATE KEY/.test(all);
+}
 const UTF16 = /^(\xff\xfe|\xfe\xff)/;
 const isBinary = (head: string) => !UTF16.test(head) && /\0|^%PDF-/.test(head);
 
@@ -605,10 +625,10 @@ async function entriesIn(full: string): Promise<disk.Dirent[]> {
 }
 
 /** A directory: directories first, with some of what is in them, then files with their size. */
-async function listDirectory(root: string, full: string): Promise<string> {
+async function listDirectory(agent: Agent, full: string): Promise<string> {
   const entries = await entriesIn(full);
   const previewBytes = Math.min(100, 3000 / entries.length);
-  const describe = (entry: disk.Dirent) => describeEntry(root, entry, previewBytes);
+  const describe = (entry: disk.Dirent) => describeEntry(agent, entry, previewBytes);
   const lines = await Promise.all(entries.slice(0, MAX_ENTRIES).map(describe));
   return listing(lines, entries.length) || "(empty directory)";
 }
@@ -623,7 +643,8 @@ const MAX_ENTRIES = 1000;
 const LIST_BYTES = 64 * 1024;
 
 /** One line about an entry, which is not opened. */
-async function describeEntry(root: string, entry: disk.Dirent, previewBytes: number) {
+async function describeEntry(agent: Agent, entry: disk.Dirent, previewBytes: number) {
+  const { root } = agent;
   const full = path.join(entry.parentPath, entry.name);
   const name = relativeName(root, full);
   if (entry.isSymbolicLink()) {
@@ -634,12 +655,12 @@ async function describeEntry(root: string, entry: disk.Dirent, previewBytes: num
   if (!entry.isDirectory()) {
     const state = await fs.lstat(full).catch(() => undefined);
     const about = state?.isFile() ? size(state.size) : "no regular file";
-    return `${display(name)} (${about}${isSecret(name) ? ", secret: not read" : ""})`;
+    return `${display(name)} (${about}${isSecret(agent, name) ? ", secret: not read" : ""})`;
   }
   const entries = await entriesIn(full).catch(() => undefined);
   if (!entries) return `${display(`${name}/`)} (may not be read)`;
   const names = entries.map((one) => display(one.isDirectory() ? `${one.name}/` : one.name));
-  const some = isSecret(name) ? [] : fitting(names, previewBytes);
+  const some = isSecret(agent, name) ? [] : fitting(names, previewBytes);
   const preview = some.join(", ") + (some.length < names.length ? ", ..." : "");
   return `${display(`${name}/`)} (${names.length} entries${some.length > 0 ? `: ${preview}` : ""})`;
 }
@@ -746,13 +767,16 @@ async function walk(where: Place): Promise<{ files: string[]; args: string[]; no
   const full = path.join(agent.root, place);
   const named = { files: [place], args: placeArgs(place), notes: [] };
   // A file that may not be read is refused by its name.
-  if (!(await fs.lstat(full)).isDirectory()) return withFile(agent.root, full, async () => named);
+  if (!(await fs.lstat(full)).isDirectory()) return withFile(agent, full, async () => named);
   const all = await walkRoot(where);
   const start = place && `${place}/`;
   const below = all.files.filter((file) => file.startsWith(start));
   // The entries that hold no file to search are named; their rules are not.
-  const read = below.filter((file) => !isSecret(file));
-  const tops = new Set([".git", ...read.map((file) => file.slice(start.length).split("/", 1)[0])]);
+  const tops = new Set([".git"]);
+  for (const file of below) {
+    const top = file.slice(start.length).split("/", 1)[0] ?? "";
+    if (!tops.has(top) && !isSecret(agent, file)) tops.add(top);
+  }
   const kinds = (await entriesIn(full)).filter((one) => one.isFile() || one.isDirectory());
   const left = few(kinds.flatMap(({ name }) => (tops.has(name) ? [] : name)));
   const note = `[left out, as ignored, secret, empty or unreadable: ${left}]`;
@@ -818,7 +842,7 @@ async function matchesIn(run: ReturnType<typeof ripgrep>, files: Set<string>, qu
     const file = Buffer.from(found[1] ?? "", "latin1");
     const known = hits.get(`${file}`) ?? { file, places: [], total: 0 };
     if (known.total++ < MAX_MATCHES) known.places.push([Number(found[2]), Number(found[3])]);
-    if (files.has(`${file}`) && !isSecret(`${file}`)) hits.set(`${file}`, known);
+    if (files.has(`${file}`) && !isSecret(query.agent, `${file}`)) hits.set(`${file}`, known);
   }
   const rows: Row[] = [];
   let room = MAX_MATCHES;
@@ -857,7 +881,7 @@ const linesOf = (rows: Row[]): Lines => {
 function rowsOf({ file, places, total }: Hits, { agent, context, signal }: Query): Promise<Row[]> {
   // By its bytes: a name that is no UTF-8 cannot be opened by what is shown of it.
   const full = Buffer.concat([Buffer.from(`${agent.root}${path.sep}`), file]);
-  return withFile(agent.root, full, async (open) => {
+  return withFile(agent, full, async (open) => {
     if (isBinary(open.head)) return [];
     const part = { first: 1, bytes: SEARCHED_BYTES, isCounted: false, signal };
     const { lines } = await pageOf(open, part);
@@ -1164,7 +1188,7 @@ async function check(agent: Agent, cited: Citation, known: Known): Promise<Sourc
   if (!name) return EXTENSION.test(cited.path) ? wrong("no such file") : undefined;
   const part = { first: 1, bytes: 0, isCounted: true, signal: known.signal };
   const count = async (file: OpenFile) => (await pageOf(file, part)).total;
-  const measure = () => withFile(root, path.join(root, name), count);
+  const measure = () => withFile(agent, path.join(root, name), count);
   const length = await (known.lengths[name] ??= measure().catch((e) => reasonOf(agent, e)));
   if (typeof length === "string") return wrong(length);
   if (from < 1 || to < from || to > length) return wrong(`the file has ${length} lines`);
@@ -1701,7 +1725,13 @@ export async function createAgent(dir: string, given: Choice & Partial<Agent>): 
     throw new UserError(`no directory ${display(dir)}`);
   const limits = { turns: 50, ms: 1_800_000, cost: Number.POSITIVE_INFINITY };
   const start = { messages: [], queue: [], trimmed: 0, id: randomUUID(), limits, signal: NEVER };
-  const usual = { thinking: "medium", systemPrompt: systemPrompt(), tools: defaultTools } as const;
+  const hidden = hiddenBy([]);
+  const usual = {
+    hidden,
+    thinking: "medium",
+    systemPrompt: systemPrompt(),
+    tools: defaultTools,
+  } as const;
   return { root, ...start, ...usual, emit: () => {}, ...given };
 }
 const NEVER = new AbortController().signal;

@@ -335,11 +335,13 @@ test("inside is decided by whole components, by the rules of the system", () => 
 
 const SECRET = words(`
   .env .env.local .env.production .ENV sub/.env .env.development.local .git/config .git/objects/x sub/.git/HEAD
-  .netrc _netrc .npmrc .pypirc .git-credentials id_rsa .ssh/id_ed25519 id_ecdsa id_dsa server.pem server.KEY
-  cert.p12 cert.pfx a/b.ppk`);
+  .netrc _netrc .npmrc .pypirc .git-credentials id_rsa .ssh/id_ed25519 id_ecdsa id_dsa server.KEY
+  cert.p12 cert.pfx a/b.ppk .envrc prod.env .env~ .env-prod config/.env.bak id_rsa.bak id_ed25519.old .pgpass
+  .aws/credentials home/.docker/config.json terraform.tfstate x/a.tfstate.backup repo.git/config .npmrc.orig`);
 const PLAIN = words(`
   .env.example .env.sample .env.template sub/.env.example env environment.ts .github/x.yml .gitignore .gitattributes
-  git/config id_rsa.pub key.ts pem.md monkey npmrc src/env.ts my.git/x keys.json x.environment`);
+  git/config id_rsa.pub key.ts pem.md monkey npmrc src/env.ts my.git/x keys.json x.environment id_rsa_test.ts
+  aws/credentials docker/config.json vite-env.d.ts config.env.ts tfstate.go server.pem example.env .env.production.sample`);
 
 test("secrets are listed as present, but no tool reads or searches them, by whatever name", async () => {
   const names = SECRET.filter((name) => name !== ".ENV");
@@ -370,14 +372,10 @@ test("secrets are listed as present, but no tool reads or searches them, by what
   assert.match((await search(on, "KEY")).text, /^\.env\.example\n1: KEY=2\na\.ts\n1: KEY=1/);
 });
 
-test("what only looks like a secret is read", () => {
-  for (const name of SECRET) assert.ok(isSecret(name), name);
-  for (const name of PLAIN) assert.ok(!isSecret(name), name);
-});
-
-test("an example of an environment for one stage is an example", () => {
-  for (const name of [".env.local.example", ".env.production.sample"])
-    assert.ok(!isSecret(name), name);
+test("what only looks like a secret is read", async () => {
+  const agent = await agentWith({});
+  for (const name of SECRET) assert.ok(isSecret(agent, name), name);
+  for (const name of PLAIN) assert.ok(!isSecret(agent, name), name);
 });
 
 const BEGIN = "-----BEGIN OPENSSH PRIVATE KEY-----";
@@ -387,14 +385,27 @@ const KEYS = {
   "keys/bom.txt": `\ufeff-----BEGIN PRIVATE KEY-----\n${CANARY}\n`,
   "keys/bundle.txt": `-----BEGIN CERTIFICATE-----\nx\n-----END CERTIFICATE-----\n-----BEGIN EC PRIVATE KEY-----\n${CANARY}\n`,
   "keys/attributes.txt": `\nBag Attributes\n    localKeyID: 01\n-----BEGIN ENCRYPTED PRIVATE KEY-----\n${CANARY}\n`,
+  "keys/chain.pem": `${"-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n".repeat(400)}${BEGIN}\n${CANARY}\n`,
+  "keys/named.pem": `subject=/CN=x\n${BEGIN}\n${CANARY}\n`,
+  "keys/service.json": `{\n  "type": "service_account",\n  "private_key": "${BEGIN}\\n${CANARY}"\n}\n`,
+  "bare/config": `[core]\n\trepositoryformatversion = 0\n[remote "o"]\n\turl = https://u:${CANARY}@host/r\n`,
   "keys/dos.txt": `\r\n-----BEGIN PRIVATE KEY-----\r\n${CANARY}\r\n`,
 };
+
+test("certificates without a private key are no secret, whatever the file is called", async () => {
+  const chain = "-----BEGIN CERTIFICATE-----\nMIIBneedle\n-----END CERTIFICATE-----\n".repeat(3);
+  const on = await agentWith({ "ca.pem": chain, "ca.crt": chain, "pins.pem": "needle\n" });
+  for (const name of ["ca.pem", "ca.crt", "pins.pem"])
+    assert.match((await read(on, name)).text, /needle/, name);
+  assert.equal((await search(on, "needle")).text.match(/: .*needle/g)?.length, 7);
+});
 
 test("a private key is a secret by what it holds: it is not read", async () => {
   const on = await agentWith(KEYS);
   for (const name of Object.keys(KEYS)) {
     const { text, isError } = await read(on, name);
     assert.ok(isError && /secret/.test(text), `${name}: ${text}`);
+    assert.doesNotMatch((await search(on, "\\w+", { glob: name, context: 9 })).text, /kwyjibo/);
   }
 });
 
