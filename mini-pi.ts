@@ -31,6 +31,7 @@ import * as fs from "node:fs/promises";
 import { constants, homedir } from "node:os";
 import path from "node:path";
 import type { Interface } from "node:readline";
+import { Readable } from "node:stream";
 import { text as textOf } from "node:stream/consumers";
 import { setTimeout as sleep } from "node:timers/promises";
 import { type ParseArgsConfig, parseArgs, styleText } from "node:util";
@@ -281,24 +282,29 @@ function wasMade({ messages, trimmed }: Agent, call: ai.ToolCall): boolean {
   return same.some(({ id }) => !gone.includes(id));
 }
 
-/** Runs the calls of a reply side by side, or refuses all; records their results in their order. */
+/** Runs the calls of a reply, four at a time, or refuses all; records the results in their order. */
 async function answerCalls(agent: Agent, run: Run, reply: Reply) {
   const isCut = reply.stopReason === "length";
   const calls = isCut || reply.stopReason === "toolUse" ? callsIn(reply) : [];
-  const pending = calls.map((call, i) => {
+  const signal = within(ALL_CALLS_MS, run.signal);
+  const answer = ([i, call]: [number, ai.ToolCall]) => {
     const refusal = i < MAX_CALLS ? run.limit || (isCut && CUT_CALL) : TOO_MANY_CALLS;
-    if (!refusal) return runTool(agent, call, run.signal);
+    if (!refusal) return runTool(agent, call, signal);
     return resultOf(call, { text: `Not run: ${refusal}.`, withheld: "refused" }, true);
-  });
+  };
+  const answers = Readable.from(calls.entries()).map(answer, { concurrency: 4 });
   let room = Math.min(TURN_BYTES, 1.5 * agent.model.contextWindow);
-  const results = (await Promise.all(pending)).map((result, i) => {
+  const results = ((await answers.toArray()) as Result[]).map((result, i) => {
     room -= Buffer.byteLength(textIn(result));
+    // A picture costs less of a model's attention than its bytes would as a text.
+    for (const block of result.content) if (block.type === "image") room -= block.data.length / 32;
     if (room >= 0 || i === 0) return result;
     return { ...result, content: NO_ROOM, details: { withheld: "room" as const } };
   });
   for (const result of results) record(agent, result);
   return results;
 }
+const ALL_CALLS_MS = 120_000;
 const MAX_CALLS = 50;
 const TOO_MANY_CALLS = `more than ${MAX_CALLS} calls in one reply`;
 const CUT_CALL = "your reply was cut off at the output limit. Make a shorter one";
@@ -1023,8 +1029,10 @@ async function ask(agent: Agent, run: Run): Promise<[reply: Reply, wait?: number
   const signal = AbortSignal.any([run.signal, idle.signal]);
   let response: Response | undefined;
   // A redirect could carry the conversation to another host, so it is an error.
-  const ours: typeof fetch = async (url, init) =>
-    (response = await fetch(url, { ...init, redirect: "manual" }));
+  const ours: typeof fetch = async (url, init) => {
+    response = await fetch(url, { ...init, redirect: "manual" });
+    return new Response(response.body && ReadableStream.from(capped(response.body)), response);
+  };
   const level = ai.clampThinkingLevel(model, agent.thinking);
   const reasoning = level === "off" ? undefined : level;
   const toolChoice = run.limit ? "none" : "auto";
@@ -1035,6 +1043,7 @@ async function ask(agent: Agent, run: Run): Promise<[reply: Reply, wait?: number
   for await (const event of stream) {
     watchdog.refresh();
     if (++events > 1_000_000) idle.abort(new Error("the reply does not end"));
+    if ("delta" in event && typeof event.delta !== "string") continue;
     const usage = "partial" in event ? event.partial.usage : undefined;
     if (event.type === "start") agent.emit({ type: "message_start", message: event.partial });
     else if (usage) agent.emit({ type: "message_update", usage, assistantMessageEvent: event });
@@ -1051,10 +1060,31 @@ async function ask(agent: Agent, run: Run): Promise<[reply: Reply, wait?: number
   return [reply, idle.signal.aborted ? undefined : wait];
 }
 
-/** A reply in the shape the loop relies on: calls mean "toolUse", and each has an id of its own. */
-function settled({ messages }: Agent, reply: Reply): Reply {
-  const earlier = repliesIn(messages).flatMap(callsIn);
-  const used = new Set(earlier.map(({ id }) => id));
+/** The bytes of a response, of which there are more than in any reply if they are over 16 MB. */
+async function* capped(body: AsyncIterable<Uint8Array>) {
+  let room = 16 * 1024 ** 2;
+  for await (const chunk of body) {
+    room -= chunk.length;
+    if (room < 0) throw new Error("the response is longer than 16 MB");
+    yield chunk;
+  }
+}
+
+/** A reply in the form that the loop relies on, whatever a provider sent: calls mean "toolUse", each
+ * has an id of its own, and what is no message of the protocol is an error. */
+function settled({ messages }: Agent, given: Reply): Reply {
+  const brief = (value: unknown) => (typeof value === "string" ? cut(value, 4096) : undefined);
+  const { api, provider, model } = given;
+  const none = ai.fauxAssistantMessage([], { stopReason: "error", errorMessage: NO_FORM });
+  const usage = formed<ai.Usage>(USAGE, given.usage) ?? none.usage;
+  const [errorMessage, rawStopReason] = [given.errorMessage, given.rawStopReason].map(brief);
+  const reply = formed<Reply>(REPLY, { ...given, errorMessage, rawStopReason, usage });
+  if (!reply) return { ...none, api, provider, model, usage };
+  const used = new Set(
+    repliesIn(messages)
+      .flatMap(callsIn)
+      .map(({ id }) => id),
+  );
   const content = reply.content.map((block) => {
     if (block.type !== "toolCall") return block;
     const { argumentsError, ...call } = block;
@@ -1062,17 +1092,15 @@ function settled({ messages }: Agent, reply: Reply): Reply {
     for (let n = used.size; !id || used.has(id); n++) id = `${call.id || "call"}_${n}`;
     used.add(id);
     const name = call.name.replace(/[^\w-]/g, "_").slice(0, 64) || "unnamed";
-    const args = JSON.parse(JSON.stringify(call.arguments), wellFormed);
     // "null" and "" stand for no arguments at all.
     const isBad = argumentsError && !/arguments:\s*(null|"")?\s*$/.test(argumentsError);
-    return { ...call, id, name, arguments: args, ...(isBad && { argumentsError }) };
+    return { ...call, id, name, ...(isBad && { argumentsError }) };
   });
   const called = content.some(({ type }) => type === "toolCall") ? "toolUse" : "stop";
   const stopReason = /^(stop|toolUse)$/.test(reply.stopReason) ? called : reply.stopReason;
   return { ...reply, content, stopReason };
 }
-const wellFormed = (_: string, value: unknown) =>
-  typeof value === "string" ? value.toWellFormed() : value;
+const NO_FORM = "the reply has not the form of the protocol";
 
 /** Puts a failure into words. Gives the ms until another try, 0 for our own gap, if it may help. */
 function diagnose({ model, keyName }: Agent, reply: Reply, response?: Response) {
@@ -1115,6 +1143,40 @@ function sayable(error: string): string {
     if (/KEY|TOKEN|SECRET/.test(name) && key.length > 7) said = said.replaceAll(key, `$${name}`);
   return cut(said.replace(/<[^>]*>|\s+/g, " ").replace(/[. ]+$/, ""), 400);
 }
+
+// --- Messages ----------------------------------------------------------------------------------
+
+/** The value if it has this form, with numbers for digits and the like; else undefined. */
+export function formed<T>(parameters: TSchema, value: unknown): T | undefined {
+  // JSON writes an escape for half a surrogate pair, which servers refuse.
+  const whole = (found: string, half?: string) => (half ? "\ufffd" : found);
+  try {
+    const json = JSON.stringify(value).replace(/\\\\|\\u(d[89a-f]..)/g, whole);
+    const call = { type: "toolCall", id: "", name: "", arguments: JSON.parse(json) } as const;
+    return ai.validateToolArguments({ name: "", description: "", parameters }, call);
+  } catch {
+    return undefined;
+  }
+}
+const [WORDS, NUMBER, ANYTHING] = [Type.String(), Type.Number(), Type.Unknown()];
+const TEXT = Type.Object({ type: Type.Literal("text"), text: WORDS });
+const IMAGE = Type.Object({ type: Type.Literal("image"), data: WORDS, mimeType: WORDS });
+const THOUGHT = Type.Object({ type: Type.Literal("thinking"), thinking: WORDS });
+const NAMED = { id: WORDS, name: WORDS, arguments: Type.Record(WORDS, ANYTHING) };
+const CALL = Type.Object({ type: Type.Literal("toolCall"), ...NAMED });
+const COUNTS = { input: NUMBER, output: NUMBER, cacheRead: NUMBER, cacheWrite: NUMBER };
+const COST = Type.Object({ ...COUNTS, total: NUMBER });
+const USAGE = Type.Object({ ...COUNTS, totalTokens: NUMBER, cost: COST });
+const SAID = { content: Type.Array(Type.Union([TEXT, THOUGHT, CALL])), stopReason: WORDS };
+const REPLY = Type.Object({ role: Type.Literal("assistant"), ...SAID, usage: USAGE });
+const GIVEN = Type.Array(Type.Union([TEXT, IMAGE]));
+const QUESTION = { role: Type.Literal("user"), content: Type.Union([WORDS, GIVEN]) };
+const LINES = Type.Optional(Type.Record(WORDS, Type.Array(Type.Tuple([NUMBER, NUMBER]))));
+const DETAILS = Type.Optional(Type.Object({ shown: LINES, matches: LINES }));
+const OF_CALL = { toolCallId: WORDS, toolName: WORDS, content: GIVEN, details: DETAILS };
+const RESULT = Type.Object({ role: Type.Literal("toolResult"), ...OF_CALL });
+/** Any message, as a session file should hold it. */
+export const MESSAGE = Type.Union([Type.Object(QUESTION), REPLY, RESULT]);
 
 // --- Trimming ----------------------------------------------------------------------------------
 
@@ -1203,7 +1265,7 @@ async function check(agent: Agent, cited: Citation, known: Known): Promise<Sourc
 export function findCitations(text: string, isShown = (name: string) => EXTENSION.test(name)) {
   const found = new Map<string, Citation>();
   let named = "";
-  for (const word of text.slice(0, MAX_ANSWER).replace(BLOCK, "$1").match(WORDS) ?? []) {
+  for (const word of text.slice(0, MAX_ANSWER).replace(BLOCK, "$1").match(CITING) ?? []) {
     if (word.length > 400) continue;
     const bare = word.replace(/^[`([{*_]+(?=.)|[`)\]}*_.:!?]+$/g, "");
     const [all, given = bare, first, last = first] = CITED.exec(bare) ?? [];
@@ -1222,7 +1284,7 @@ const CITED = /^(.*?)(?::L?|#L)(\d{1,7})(?:[-–]L?(\d{1,7}))?(?::\d+)?(?![\w-])
 const BLOCK = /^([ >]*(`{3,}|~{3,})(?![`~]).*)\n[\s\S]*?(?:^[ >]*\2|(?![\s\S]))/gm;
 /** "my notes.md":12, as JSON; `my notes.md:12`; or what no space or sign of a sentence parts. */
 const SPACED = /"(?:[^"\\\n]|\\.){1,300}"[:#][\w-]+|(?<!\w)`[^`:\n]{1,300}[:#][L\d-]+`/.source;
-const WORDS = new RegExp(`${SPACED}|(?:(?!\\]\\()[^\\s\`,;|<>“”、。《-】（-，：；])+`, "gu");
+const CITING = new RegExp(`${SPACED}|(?:(?!\\]\\()[^\\s\`,;|<>“”、。《-】（-，：；])+`, "gu");
 
 /** The path in a citation, plain; "" unless it looks like src/run, Makefile, LICENSE or a.ts. */
 function citedPath(given: string, isShown: (name: string) => boolean): string {
