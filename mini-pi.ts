@@ -1620,17 +1620,16 @@ function searchReply(messages: Message[], isLast: boolean): Reply {
   const since = messages.slice(messages.findLastIndex((m) => m.role === "user" && !m.remark));
   const question = textIn(since[0]);
   // An identifier may be glued to letters of a script that is written without spaces.
-  const all = question.match(/[\w$]+|[^\P{L}\w\p{sc=Han}\p{sc=Hang}]+/gu) ?? [];
-  const telling = all.filter((word) => word.length > 2 && !STOP.has(word.toLowerCase()));
-  const stems = telling.map((word) => word.replace(/^([a-z]{3,}?)(ies|ing|ed|s)$/, "$1"));
-  const words = [...new Set(stems)].slice(0, 8);
+  const all = question.match(/[\w$]{3,}|[^\P{L}\w\p{sc=Han}\p{sc=Hang}]{3,}/gu) ?? [];
+  const stem = (word: string) => word.replace(/^([a-z]{3,}?)(ies|ing|ed|s)$/, "$1");
+  const words = [...new Set(all.filter((word) => !STOP.test(word)).map(stem))].slice(0, 8);
   const results = since.filter((m) => m.role === "toolResult");
   const searches = results.filter((m) => m.toolName === "search_files");
-  const hits = searches.map(hitsOf);
   // The last search is for a README and a manifest, where nothing else is found.
-  const [intro = [], ...found] = hits.reverse().filter((one, i) => i === 0 || one.length > 0);
+  const [intro = [], ...found] = searches.map(hitsOf).reverse();
+  const best = bestPlaces(found.filter((hits) => hits.length > 0));
   const firsts = intro.filter(({ file }, i) => file !== intro[i - 1]?.file).slice(0, 2);
-  const places = found.length > 0 ? bestPlaces(found) : firsts;
+  const places = best.length > 0 ? best : firsts;
   const reads = places.map(({ file, at }) => readCall(file, Math.max(1, at - 3)));
   const calls = isLast ? [] : ([firstCalls(question, words), reads][repliesIn(since).length] ?? []);
   if (calls.length > 0) return ai.fauxAssistantMessage(calls, { stopReason: "toolUse" });
@@ -1638,29 +1637,26 @@ function searchReply(messages: Message[], isLast: boolean): Reply {
   const failure = searches.find(({ isError }) => isError);
   const seen = results.map(textIn).join("\n").toLowerCase();
   const missing = words.filter((word) => !seen.includes(word.toLowerCase())).join(", ");
-  const trouble = failure ? `A search failed: ${textIn(failure)}. ` : "";
-  const none = missing && !failure ? `Nothing here matches ${missing}. ` : "";
+  const none = missing && `Nothing here matches ${missing}. `;
+  const trouble = failure ? `A search failed: ${textIn(failure)}. ` : none;
   const about = passages.length > 0 ? "What the directory says of itself:" : NO_README;
-  const start = trouble + none + (found.length > 0 ? "The places that match best:" : about);
+  const start = trouble + (best.length > 0 ? "The places that match best:" : about);
   return ai.fauxAssistantMessage([start, ...passages, `(${OFFLINE})`].join("\n\n"));
 }
 const NO_README = "There is no README or manifest.";
-/** Ids that are the same in each run; the loop makes them unique. */
-const callOf = (name: string, args: ai.JsonObject) => ai.fauxToolCall(name, args, { id: name });
-const readCall = (path: string, offset = 1) => callOf("read_file", { path, offset, limit: 14 });
+const readCall = (path: string, offset = 1) =>
+  ai.fauxToolCall("read_file", { path, offset, limit: 14 });
 
 type Hit = { file: string; at: number };
-const hitsOf = ({ details }: Result): Hit[] =>
-  Object.entries(details?.matches ?? {}).flatMap(([file, all]) =>
-    all.map(([at]) => ({ file, at })),
-  );
+const hitsOf = ({ details = {} }: Result): Hit[] =>
+  Object.entries(details.matches ?? {}).flatMap(([file, all]) => all.map(([at]) => ({ file, at })));
 
 /** Files that are named, each word, its definitions, two words in a line, files named so. */
 function firstCalls(question: string, words: string[]): ai.ToolCall[] {
   const paths = question.match(/[\p{L}\p{N}_./-]+\.[a-z]\w{0,4}(?=$|[^\w(])/gu) ?? [];
-  const named = [...new Set(paths.map((path) => path.replace(/^[ab]\//, "")))].slice(0, 4);
-  const search = (pattern: string, glob?: string) =>
-    callOf("search_files", { pattern, ignoreCase: true, ...(glob && { glob }) });
+  const named = new Set(paths.map((path) => path.replace(/^[ab]\//, "")));
+  const search = (pattern: string, more = {}) =>
+    ai.fauxToolCall("search_files", { pattern, ignoreCase: true, ...more });
   const plain = words.map((word) => word.replaceAll("$", "\\$"));
   const any = `(${plain.join("|")})`;
   const each = plain.flatMap((word) => [
@@ -1671,36 +1667,34 @@ function firstCalls(question: string, words: string[]): ai.ToolCall[] {
     search(String.raw`\b${word}\s*(?:\([^;=]*\{\s*$|[:=]\s*(?:async\s*)?(?:function|\())`),
   ]);
   if (words.length > 1) each.push(search(`${any}.*${any}`));
-  if (words.length > 0) each.push(search(any, `*{${words.join(",")}}*`));
-  return [...named.map((path) => readCall(path)), ...each, search("\\S", INTRODUCTIONS)];
+  if (words.length > 0) each.push(search(any, { glob: `*{${words.join(",")}}*` }));
+  const reads = [...named].slice(0, 4).map((path) => readCall(path));
+  return [...reads, ...each, search("\\S", { glob: INTRODUCTIONS })];
 }
 const INTRODUCTIONS =
   "/{[Rr][Ee][Aa][Dd][Mm][Ee]*,package.json,{Cargo,pyproject}.toml,go.mod,pom.xml,composer.json}";
-const STOP = new Set(
-  `about and are called can checked code codebase codes come computed created define defined
-  describe does done explain file files find for from function functions get give handle handled
-  happen happens have how implement implemented into its library list located made make mean module
-  modules must not package place please program project purpose repo repository set show shows tell
-  that the them there these they thing things this tool use used uses using what when where which
-  who why will with work works you your`.split(/\s+/),
-);
+const STOPPED = `about and are call can check code codebase come compute create define describe do done
+  explain file find for from function get give handle happen have how implement into its library
+  list locate made make mean module must not package place please program project purpose repo
+  repository set show tell that the them there these they thing this tool use using what when where
+  which who why will with work you your`;
+const STOP = new RegExp(`^(${STOPPED.replace(/\s+/g, "|")})(s|d|es|ed|ing)?$`, "i");
 
 /** The three places that most searches agree on; the fewer lines one finds, the more it tells. */
 function bestPlaces(searches: Hit[][]): Hit[] {
   const [far, all] = [12, searches.flat()];
   const distance = (a: Hit, b: Hit) => (a.file === b.file ? Math.abs(a.at - b.at) : far);
-  const score = (hit: Hit) => {
-    const told = searches.map((hits) => {
-      const nearest = Math.min(far, ...hits.map((other) => distance(hit, other)));
-      return (1 - nearest / far) * Math.log(1 + 200 / hits.length);
-    });
+  const ranked = all.map((hit) => {
     const inFile = all.filter(({ file }) => file === hit.file).length;
-    const sum = told.reduce((a, b) => a + b, 0) * Math.log(1 + inFile);
-    return PROSE.test(hit.file) ? 0.4 * sum : sum;
-  };
-  const ranked = all.map((hit) => ({ ...hit, score: score(hit) }));
-  ranked.sort((a, b) => b.score - a.score);
-  const best = ranked.filter(({ score }) => score > 0.6 * (ranked[0]?.score ?? 0));
+    let score = 0;
+    for (const hits of searches) {
+      const nearest = Math.min(far, ...hits.map((other) => distance(hit, other)));
+      score += (1 - nearest / far) * Math.log(1 + 200 / hits.length) * Math.log(1 + inFile);
+    }
+    return { ...hit, score: PROSE.test(hit.file) ? 0.4 * score : score };
+  });
+  const [top] = ranked.sort((a, b) => b.score - a.score);
+  const best = ranked.filter(({ score }) => score > 0.6 * (top?.score ?? 0));
   return best.filter((a, i) => best.findIndex((b) => distance(a, b) < far) === i).slice(0, 3);
 }
 const PROSE =
@@ -1709,13 +1703,15 @@ const PROSE =
 /** A page of read_file as a quotation, its source before it. */
 function quote({ details, ...page }: Result): string[] {
   return Object.entries(details?.shown ?? {}).map(([name, [[first, last] = [0, 0]]]) => {
-    const all = textIn(page).split("\n");
-    const rows = all.slice(1, last - first + 2);
-    const code = rows.map((row) => row.slice(row.indexOf("\t") + 1).replace(LINE_CUT, "…"));
-    const ticks = code.map((line) => /^`*/.exec(line)?.[0].length ?? 0);
-    const fence = "`".repeat(1 + Math.max(3, ...ticks));
+    const rows = textIn(page)
+      .split("\n")
+      .slice(1, last - first + 2)
+      .join("\n");
+    const code = rows.replace(/(^|\n)\d+\t/g, "$1").replaceAll(LINE_CUT, "…");
+    let fence = "````";
+    while (code.includes(fence)) fence += "`";
     const file = /[ ()]/.test(name) ? JSON.stringify(name) : display(name);
-    return [`${file}:${first}-${last}`, fence, ...code, fence].join("\n");
+    return [`${file}:${first}-${last}`, fence, code, fence].join("\n");
   });
 }
 
