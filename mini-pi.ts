@@ -1618,20 +1618,18 @@ const OFFLINE = "offline/search: a keyword search, no language model";
 /** Turn 1 searches the words of the question, turn 2 reads the best places, turn 3 quotes them. */
 function searchReply(messages: Message[], isLast: boolean): Reply {
   const since = messages.slice(messages.findLastIndex((m) => m.role === "user" && !m.remark));
-  const question = textIn(since[0]);
   // An identifier may be glued to letters of a script that is written without spaces.
-  const all = question.match(/[\w$]{3,}|[^\P{L}\w\p{sc=Han}\p{sc=Hang}]{3,}/gu) ?? [];
-  const stem = (word: string) => word.replace(/^([a-z]{3,}?)(ies|ing|ed|s)$/, "$1");
-  const words = [...new Set(all.filter((word) => !STOP.test(word)).map(stem))].slice(0, 8);
+  const all = textIn(since[0]).match(/[\w$]{3,}|[^\P{L}\w\p{sc=Han}\p{sc=Hang}]{3,}/gu) ?? [];
+  const telling = all.filter((word) => !STOP.test(word));
+  const stems = telling.map((word) => word.replace(/^([a-z]{3,}?)(ies|ing|ed|s)$/, "$1"));
+  const words = [...new Set(stems)].slice(0, 8);
   const results = since.filter((m) => m.role === "toolResult");
   const searches = results.filter((m) => m.toolName === "search_files");
+  const best = bestPlaces(searches.slice(0, -1));
   // The last search is for a README and a manifest, where nothing else is found.
-  const [intro = [], ...found] = searches.map(hitsOf).reverse();
-  const best = bestPlaces(found.filter((hits) => hits.length > 0));
-  const firsts = intro.filter(({ file }, i) => file !== intro[i - 1]?.file).slice(0, 2);
-  const places = best.length > 0 ? best : firsts;
-  const reads = places.map(({ file, at }) => readCall(file, Math.max(1, at - 3)));
-  const calls = isLast ? [] : ([firstCalls(question, words), reads][repliesIn(since).length] ?? []);
+  const about = Object.keys(searches.at(-1)?.details?.matches ?? {}).slice(0, 2);
+  const reads = best.length > 0 ? best : about.map((file) => readCall(file, 1));
+  const calls = isLast ? [] : ([firstCalls(words), reads][repliesIn(since).length] ?? []);
   if (calls.length > 0) return ai.fauxAssistantMessage(calls, { stopReason: "toolUse" });
   const passages = results.filter((m) => m.toolName === "read_file").flatMap(quote);
   const failure = searches.find(({ isError }) => isError);
@@ -1639,40 +1637,11 @@ function searchReply(messages: Message[], isLast: boolean): Reply {
   const missing = words.filter((word) => !seen.includes(word.toLowerCase())).join(", ");
   const none = missing && `Nothing here matches ${missing}. `;
   const trouble = failure ? `A search failed: ${textIn(failure)}. ` : none;
-  const about = passages.length > 0 ? "What the directory says of itself:" : NO_README;
-  const start = trouble + (best.length > 0 ? "The places that match best:" : about);
+  const what = about.length > 0 ? "What the directory says of itself:" : NO_README;
+  const start = trouble + (best.length > 0 ? "The places that match best:" : what);
   return ai.fauxAssistantMessage([start, ...passages, `(${OFFLINE})`].join("\n\n"));
 }
 const NO_README = "There is no README or manifest.";
-const readCall = (path: string, offset = 1) =>
-  ai.fauxToolCall("read_file", { path, offset, limit: 14 });
-
-type Hit = { file: string; at: number };
-const hitsOf = ({ details = {} }: Result): Hit[] =>
-  Object.entries(details.matches ?? {}).flatMap(([file, all]) => all.map(([at]) => ({ file, at })));
-
-/** Files that are named, each word, its definitions, two words in a line, files named so. */
-function firstCalls(question: string, words: string[]): ai.ToolCall[] {
-  const paths = question.match(/[\p{L}\p{N}_./-]+\.[a-z]\w{0,4}(?=$|[^\w(])/gu) ?? [];
-  const named = new Set(paths.map((path) => path.replace(/^[ab]\//, "")));
-  const search = (pattern: string, more = {}) =>
-    ai.fauxToolCall("search_files", { pattern, ignoreCase: true, ...more });
-  const plain = words.map((word) => word.replaceAll("$", "\\$"));
-  const any = `(${plain.join("|")})`;
-  const each = plain.flatMap((word) => [
-    search(word),
-    // Behind a keyword; with parameters that open a block, or given a function. Two patterns, as
-    // ripgrep is slow where it finds no literal to look for.
-    search(String.raw`\b(?:${KEYWORDS}|const|let|var)\s+(?:\([^)]*\)\s*)?\w*${word}`),
-    search(String.raw`\b${word}\s*(?:\([^;=]*\{\s*$|[:=]\s*(?:async\s*)?(?:function|\())`),
-  ]);
-  if (words.length > 1) each.push(search(`${any}.*${any}`));
-  if (words.length > 0) each.push(search(any, { glob: `*{${words.join(",")}}*` }));
-  const reads = [...named].slice(0, 4).map((path) => readCall(path));
-  return [...reads, ...each, search("\\S", { glob: INTRODUCTIONS })];
-}
-const INTRODUCTIONS =
-  "/{[Rr][Ee][Aa][Dd][Mm][Ee]*,package.json,{Cargo,pyproject}.toml,go.mod,pom.xml,composer.json}";
 const STOPPED = `about and are call can check code codebase come compute create define describe do done
   explain file find for from function get give handle happen have how implement into its library
   list locate made make mean module must not package place please program project purpose repo
@@ -1680,34 +1649,58 @@ const STOPPED = `about and are call can check code codebase come compute create 
   which who why will with work you your`;
 const STOP = new RegExp(`^(${STOPPED.replace(/\s+/g, "|")})(s|d|es|ed|ing)?$`, "i");
 
-/** The three places that most searches agree on; the fewer lines one finds, the more it tells. */
-function bestPlaces(searches: Hit[][]): Hit[] {
-  const [far, all] = [12, searches.flat()];
+/** Searches for each word, its definitions, files named so, and a README and a manifest. */
+function firstCalls(words: string[]): ai.ToolCall[] {
+  const search = (pattern: string, more = {}) =>
+    ai.fauxToolCall("search_files", { pattern, ignoreCase: true, ...more });
+  const plain = words.map((word) => word.replaceAll("$", "\\$"));
+  const each = plain.flatMap((word) => [
+    search(word),
+    // Two patterns for a definition, as ripgrep is slow where it finds no literal to look for.
+    search(String.raw`\b(?:${KEYWORDS}|const|let|var)\s+(?:\([^)]*\)\s*)?\w*${word}`),
+    search(String.raw`\b${word}\s*(?:\([^;=]*\{\s*$|[:=]\s*(?:async\s*)?(?:function|\())`),
+  ]);
+  if (words.length > 0) each.push(search("\\S", { glob: `*{${words.join(",")}}*` }));
+  return [...each, search("\\S", { glob: INTRODUCTIONS })];
+}
+const INTRODUCTIONS =
+  "/{[Rr][Ee][Aa][Dd][Mm][Ee]*,package.json,{Cargo,pyproject}.toml,go.mod,pom.xml,composer.json}";
+
+/** Reads the three places that most searches agree on; one that finds few lines tells more. */
+function bestPlaces(searches: Result[]): ai.ToolCall[] {
+  const found = searches.map(({ details }) => hitsOf(details ?? {}));
+  const [far, all] = [12, found.flat()];
   const distance = (a: Hit, b: Hit) => (a.file === b.file ? Math.abs(a.at - b.at) : far);
   const ranked = all.map((hit) => {
     const inFile = all.filter(({ file }) => file === hit.file).length;
     let score = 0;
-    for (const hits of searches) {
+    for (const hits of found) {
       const nearest = Math.min(far, ...hits.map((other) => distance(hit, other)));
-      score += (1 - nearest / far) * Math.log(1 + 200 / hits.length) * Math.log(1 + inFile);
+      score += (1 - nearest / far) * Math.log(1 + 200 / (1 + hits.length)) * Math.log(1 + inFile);
     }
     return { ...hit, score: PROSE.test(hit.file) ? 0.4 * score : score };
   });
-  const [top] = ranked.sort((a, b) => b.score - a.score);
-  const best = ranked.filter(({ score }) => score > 0.6 * (top?.score ?? 0));
-  return best.filter((a, i) => best.findIndex((b) => distance(a, b) < far) === i).slice(0, 3);
+  const [top = { score: 0 }] = ranked.sort((a, b) => b.score - a.score);
+  const best = ranked.filter(({ score }) => score > 0.6 * top.score);
+  const apart = best.filter((a, i) => best.findIndex((b) => distance(a, b) < far) === i);
+  return apart.slice(0, 3).map(({ file, at }) => readCall(file, Math.max(1, at - 3)));
 }
+type Hit = { file: string; at: number };
+const hitsOf = ({ matches = {} }: Details): Hit[] =>
+  Object.entries(matches).flatMap(([file, all]) => all.map(([at]) => ({ file, at })));
+const readCall = (path: string, offset: number) =>
+  ai.fauxToolCall("read_file", { path, offset, limit: 14 });
 const PROSE =
   /test|spec|docs?\/|example|bench|licen|^(ci|scripts)\/|\.(md|txt|lock|json|map|d\.\w?ts)$|\.min/i;
 
 /** A page of read_file as a quotation, its source before it. */
 function quote({ details, ...page }: Result): string[] {
   return Object.entries(details?.shown ?? {}).map(([name, [[first, last] = [0, 0]]]) => {
-    const rows = textIn(page)
-      .split("\n")
-      .slice(1, last - first + 2)
-      .join("\n");
-    const code = rows.replace(/(^|\n)\d+\t/g, "$1").replaceAll(LINE_CUT, "…");
+    const [, ...rows] = textIn(page).split("\n", last - first + 2);
+    const code = rows
+      .join("\n")
+      .replace(/(^|\n)\d+\t/g, "$1")
+      .replaceAll(LINE_CUT, "…");
     let fence = "````";
     while (code.includes(fence)) fence += "`";
     const file = /[ ()]/.test(name) ? JSON.stringify(name) : display(name);
