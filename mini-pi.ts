@@ -1338,7 +1338,7 @@ const headerOf = ({ id, root }: Agent) =>
   ({ type: "session", version: 3, id, timestamp: now(), cwd: root }) as const;
 
 /** Where a conversation is kept by default: a new file, the last one, or none inside of `root`. */
-function sessionFile(io: Io, { root, id }: Agent, isLast: boolean): string | undefined {
+function sessionFile(io: Io, { root, id }: Agent, isLast?: string): string | undefined {
   const state = process.env.XDG_STATE_HOME || path.join(homedir(), ".local", "state");
   const key = createHash("sha256").update(root).digest("hex").slice(0, 16);
   const directory = path.join(state, "mini-pi", `${path.basename(root)}-${key}`);
@@ -1453,7 +1453,7 @@ function note({ stderr }: Io, text: string, style: "dim" | "red" | "yellow" = "d
 }
 
 /** For people: the answer to stdout, as it comes if that is a terminal; all else to stderr. */
-export function printText(io: Io, quiet: boolean): Agent["emit"] {
+export function printText(io: Io, quiet?: string): Agent["emit"] {
   const { stdout } = io;
   const tell = quiet ? () => {} : note.bind(undefined, io);
   const show = stdout.isTTY ? showText((text) => stdout.write(harmless(text))) : () => {};
@@ -1742,7 +1742,7 @@ function parseOptions(args: string[]) {
     options[name] = { type: value ? "string" : "boolean", ...(short && { short }) };
   try {
     const { values, positionals } = parseArgs({ args, options, allowPositionals: true });
-    return { value: (name: string) => values[name]?.toString(), positionals };
+    return { positionals, value: (name: string) => values[name]?.toString() };
   } catch (error) {
     const [reason] = /(?<=: ).*?(?=\. |\.?$)/m.exec(String(error)) ?? [];
     throw new UserError(`${reason}; --help lists the options`);
@@ -1799,51 +1799,44 @@ function stopSignal(): AbortSignal {
 /** Runs the command line and gives the exit code. It ends no process and hears no signal but the
  * one given, whose reason bears the exit code. Throws what is a bug. */
 export async function run(args: string[], io: Io = process, signal = NEVER): Promise<number> {
-  try {
-    return await runCommand(args, io, signal);
-  } catch (error) {
+  return runCommand(args, io, signal).catch((error) => {
     // A failed system call is about a file that the user named, such as that of the session.
-    if (!(error instanceof UserError) && !Object(error).syscall) throw error;
-    note(io, `mini-pi: ${(error as Error).message}`, "red");
+    if (!(error instanceof UserError) && !error?.syscall) throw error;
+    note(io, `mini-pi: ${error.message}`, "red");
     return 2;
-  }
+  });
 }
 
 async function runCommand(args: string[], io: Io, signal: AbortSignal): Promise<number> {
   const { value, positionals } = parseOptions(args);
   const [directory, ...asked] = positionals;
-  const isOn = (name: string) => value(name) !== undefined;
-  if (isOn("help") || isOn("version")) {
-    io.stdout.write(isOn("help") ? HELP : "0.1.0\n");
+  if (value("help") || value("version")) {
+    io.stdout.write(value("help") ? HELP : "0.1.0\n");
     return 0;
   }
   const keys = path.join(import.meta.dirname, ".env");
   if (disk.existsSync(keys)) process.loadEnvFile(keys);
   // The providers' libraries would log to stdout.
   Object.assign(process.env, { OPENAI_LOG: "off", ANTHROPIC_LOG: "off" });
-  if (isOn("list-models")) return listModels(io, directory);
-  const name = value("model") ?? (process.env.MINI_PI_MODEL || undefined);
-  const options = agentOptions(value);
+  if (value("list-models")) return listModels(io, directory);
   if (directory === undefined) throw new UserError("name a directory; --help shows how");
+  const name = value("model") ?? (process.env.MINI_PI_MODEL || undefined);
   const choice = await findModel(name, value("base-url"));
-  const agent = await createAgent(directory, { ...choice, ...options, signal });
+  const agent = await createAgent(directory, { ...choice, ...agentOptions(value), signal });
   const isTalk = asked.length === 0 && io.stdin.isTTY;
   const question = isTalk ? "" : await readQuestion(io, asked);
-  const usual = () => value("session") ?? sessionFile(io, agent, isOn("continue"));
-  const file = isOn("no-session") ? undefined : usual();
+  const given = value("no-session") ? "" : value("session");
+  const file = given ?? sessionFile(io, agent, value("continue"));
   const tell = (text: string) => note(io, text, "yellow");
   const keep = file ? saveSession(agent, file, tell) : () => {};
-  const show = isOn("json") ? printJson(io, agent) : printText(io, isOn("quiet"));
-  agent.emit = (event) => {
-    keep(event);
-    show(event);
-  };
-  if (!name && agent.model.provider === "offline" && !isOn("quiet")) tell(NO_KEY);
+  const show = value("json") ? printJson(io, agent) : printText(io, value("quiet"));
+  agent.emit = (event) => void [keep, show].map((hear) => hear(event));
+  if (!name && agent.model.provider === "offline" && !value("quiet")) tell(NO_KEY);
   if (isTalk) await converse(io, agent, value("base-url"));
   if (isTalk) return signal.aborted ? signal.reason.exitCode : 0;
   const { ended, sources } = await runAgent(agent, question);
   if (ended === "aborted") return signal.reason.exitCode;
-  const isWrong = isOn("strict") && sources.some(({ state }) => state === "wrong");
+  const isWrong = value("strict") && sources.some(({ state }) => state === "wrong");
   if (ended === "answered") return isWrong ? 3 : 0;
   return ended === "error" ? 1 : 3;
 }
@@ -1852,15 +1845,15 @@ For a model set ANTHROPIC_API_KEY, OPENAI_API_KEY, GEMINI_API_KEY, DEEPSEEK_API_
 
 function agentOptions(value: (name: string) => string | undefined) {
   const positive = (name: string, usual: number) => {
-    if (!(Number(value(name) ?? usual) > 0))
-      throw new UserError(`--${name} takes a number above 0`);
-    return Number(value(name) ?? usual);
+    const number = Number(value(name) ?? usual);
+    if (number > 0) return number;
+    throw new UserError(`--${name} takes a number above 0`);
   };
   const thinking = LEVELS.find((level) => level === (value("thinking") ?? "medium"));
   if (!thinking) throw new UserError(`--thinking is one of ${LEVELS.join(", ")}`);
+  const [turns, seconds] = [positive("max-turns", 50), positive("timeout", 1800)];
   const cost = positive("max-cost", Number.POSITIVE_INFINITY);
-  const ms = 1000 * positive("timeout", 1800);
-  return { thinking, limits: { turns: positive("max-turns", 50), ms, cost } };
+  return { thinking, limits: { turns, ms: 1000 * seconds, cost } };
 }
 const LEVELS = ["off", "minimal", "low", "medium", "high", "xhigh", "max"] as const;
 
