@@ -1353,24 +1353,18 @@ function sessionFile(io: Io, { root, id }: Agent, isLast?: string): string | und
 
 // --- Models ------------------------------------------------------------------------------------
 
-/** For each provider a model good for its price; keys of the last ones are often for other uses. */
+/** Models good for their price; elsewhere the first is asked. Keys of the last have other uses. */
 export const PREFERRED = `anthropic/claude-sonnet-5-5 openai/gpt-6.2-sol google/gemini-4-hydrogen
   deepseek/deepseek-flash openrouter/anthropic/claude-sonnet-5.5 xai/grok-4.7
-  mistral/mistral-large-latest groq/openai/gpt-oss-120b ant-ling/Ling-2.6-1T azure/gpt-6.2-sol
-  baseten/deepseek-ai/DeepSeek-V4.1-Flash cerebras/gpt-oss-120b
-  cloudflare-ai-gateway/claude-sonnet-5-5 cloudflare-workers-ai/@cf/zai-org/glm-5.3
-  fireworks/accounts/fireworks/models/deepseek-v4p1-flash kimi-coding/kimi-for-coding
-  meta/muse-spark-1.3 minimax/MiniMax-M3 minimax-cn/MiniMax-M3 moonshotai/kimi-k3.1-pro
-  moonshotai-cn/kimi-k3.1-pro nvidia/z-ai/glm-5.3-flash openai-codex/gpt-6.2-sol
-  opencode/claude-sonnet-5-5 opencode-go/deepseek-v4.1-flash qwen-token-plan/deepseek-v4.1-flash
-  qwen-token-plan-cn/deepseek-v4.1-flash qwen-token-plan-individual/deepseek-v4.1-flash
-  qwen-token-plan-individual-cn/deepseek-v4.1-flash radius/claude-sonnet-5-5
-  together/deepseek-ai/DeepSeek-V4.1-Flash vercel-ai-gateway/anthropic/claude-sonnet-5.5
-  xiaomi/mimo-v2.6-pro xiaomi-token-plan-ams/mimo-v2.6-pro xiaomi-token-plan-cn/mimo-v2.6-pro
-  xiaomi-token-plan-sgp/mimo-v2.6-pro zai/glm-5.3 zai-coding-cn/glm-5.3
-  huggingface/deepseek-ai/DeepSeek-V4.1-Flash github-copilot/claude-sonnet-5.5
-  google-vertex/gemini-4-hydrogen amazon-bedrock/global.anthropic.claude-sonnet-5-5
-  offline/search`.split(/\s+/);
+  mistral/mistral-large-latest groq/openai/gpt-oss-120b azure/gpt-6.2-sol
+  baseten/deepseek-ai/DeepSeek-V4.1-Flash cloudflare-ai-gateway/claude-sonnet-5-5
+  cloudflare-workers-ai/@cf/zai-org/glm-5.3 kimi-coding/kimi-for-coding meta/muse-spark-1.3
+  minimax/MiniMax-M3 minimax-cn/MiniMax-M3 moonshotai/kimi-k3.1-pro moonshotai-cn/kimi-k3.1-pro
+  nvidia/z-ai/glm-5.3-flash openai-codex/gpt-6.2-sol opencode/claude-sonnet-5-5
+  opencode-go/deepseek-v4.1-flash radius/claude-sonnet-5-5 together/deepseek-ai/DeepSeek-V4.1-Flash
+  vercel-ai-gateway/anthropic/claude-sonnet-5.5 xiaomi/mimo-v2.6-pro zai/glm-5.3
+  zai-coding-cn/glm-5.3 huggingface/deepseek-ai/DeepSeek-V4.1-Flash github-copilot/claude-sonnet-5.5
+  google-vertex/gemini-4-hydrogen amazon-bedrock/global.anthropic.claude-sonnet-5-5`.split(/\s+/);
 type Choice = Pick<Agent, "model" | "stream" | "keyName">;
 
 /** The model to ask, and how: the named one, else the first preferred that has a key. */
@@ -1380,40 +1374,39 @@ export async function findModel(name?: string, baseUrl?: string): Promise<Choice
   if (baseUrl && !(/^https?:/.test(baseUrl) && URL.canParse(baseUrl)))
     throw new UserError(`--base-url ${baseUrl} does not start with http:// or https://`);
   const found = candidates(models, name, baseUrl);
+  const stream: Agent["stream"] = (...request) => models.streamSimple(...request);
   for (const model of found) {
     const auth = await models.checkAuth(model.provider).catch(() => undefined);
     if (!auth) continue;
     if (baseUrl && !name && model.provider === "offline")
       throw new UserError("name the model of the server with --model");
-    const stream: Agent["stream"] = (...request) => models.streamSimple(...request);
     return { model: baseUrl ? { ...model, baseUrl } : model, stream, keyName: auth.source ?? "" };
   }
-  if (!found[0]) throw new UserError(`there is no model ${name}: see --list-models`);
-  throw new UserError(await whyNoKey(models, found[0].provider));
-}
-
-/** By "provider/id", the provider alone, or the id alone; without a name, the preferred ones. */
-function candidates(models: ai.MutableModels, name?: string, baseUrl?: string): Model[] {
-  const providerOf = (full: string) => full.split("/", 1)[0] ?? "";
-  const exact = (full: string) =>
-    models.getModels(providerOf(full)).filter(({ provider, id }) => `${provider}/${id}` === full);
-  if (name === undefined) return PREFERRED.flatMap(exact);
-  const preferred = PREFERRED.find((full) => full.startsWith(`${name}/`)) ?? name;
-  const found = exact(preferred).concat(models.getModels(name)).slice(0, 1);
-  if (found.length > 0) return found;
-  if (baseUrl) return [localModel(models, name, baseUrl)];
-  const providers = [...PREFERRED.map(providerOf), ...models.getProviders().map(({ id }) => id)];
-  return [...new Set(providers)].flatMap((id) => models.getModel(id, name) ?? []);
-}
-
-/** Names the variables for the key: an environment that only records is asked for them. */
-async function whyNoKey(models: ai.Models, provider: string): Promise<string> {
+  const [{ provider } = { provider: "" }] = found;
+  if (!provider) throw new UserError(`there is no model ${name}: see --list-models`);
+  // An environment that only records is asked for the key, as it tells the names of the variables.
   const names: string[] = [];
-  const ctx = { env: async (name: string) => void names.push(name), fileExists: async () => false };
+  const ctx = { env: async (key: string) => void names.push(key), fileExists: async () => false };
   await models.getProvider(provider)?.auth.apiKey?.resolve({ ctx, signal: NEVER });
-  if (names.length === 0) return `${provider} needs a login that mini-pi does not have`;
-  return `no key for ${provider}: set ${names.sort().join(" or ")}`;
+  const variables = names.sort().join(" or ");
+  if (variables) throw new UserError(`no key for ${provider}: set ${variables}`);
+  throw new UserError(`${provider} needs a login that mini-pi does not have`);
 }
+
+/** By "provider/id", the provider alone, or the id alone; without a name, one of each provider. */
+function candidates(models: ai.MutableModels, name?: string, baseUrl?: string): Model[] {
+  const exact = (full: string) =>
+    models.getModels(full.split("/", 1)[0]).filter((model) => nameOf(model) === full);
+  if (name && exact(name).length > 0) return exact(name);
+  const firsts = models.getProviders().flatMap((one) => one.getModels().slice(0, 1));
+  const usual = [...PREFERRED.flatMap(exact), ...firsts];
+  if (name === undefined) return usual;
+  const ofProvider = usual.find(({ provider }) => provider === name);
+  if (ofProvider) return [ofProvider];
+  if (baseUrl) return [localModel(models, name, baseUrl)];
+  return usual.flatMap(({ provider }) => models.getModel(provider, name) ?? []);
+}
+const nameOf = ({ provider, id }: Model) => `${provider}/${id}`;
 
 /** A model that no catalogue has, at an OpenAI-compatible server: Ollama, llama.cpp, vLLM, ... */
 function localModel(models: ai.MutableModels, id: string, baseUrl: string): Model {
@@ -1421,8 +1414,7 @@ function localModel(models: ai.MutableModels, id: string, baseUrl: string): Mode
   // No server says how many tokens it takes.
   const limits = { contextWindow: 32_768, maxTokens: 8192, reasoning: false };
   const named = { id, name: id, provider: "local", api: "openai-completions", baseUrl } as const;
-  const maxTokensField = "max_tokens" as const;
-  const compat = { maxTokensField, supportsStore: false, supportsDeveloperRole: false };
+  const compat = { maxTokensField: "max_tokens", supportsStore: false } as const;
   const model = { ...named, ...limits, cost, compat, input: ["text" as const] };
   const auth = { apiKey: process.env.MINI_PI_API_KEY || "none" };
   const apiKey = { name: "local", resolve: async () => ({ auth, source: "MINI_PI_API_KEY" }) };
@@ -1483,9 +1475,8 @@ export function printText(io: Io, quiet?: string): Agent["emit"] {
 }
 
 function inLine(args: unknown): string {
-  const isPlain = (name: string) => /^(path|pattern|glob)$/.test(name);
-  const all = Object.entries(Object(args)).map(([k, v]) => (isPlain(k) ? v : `${k}=${v}`));
-  return cut(all.join(" "), 140);
+  const all = Object.entries(Object(args)).map(([key, value]) => `${key}=${value}`);
+  return cut(all.map((pair) => pair.replace(/^(path|pattern|glob)=/, "")).join(" "), 140);
 }
 
 /** Text as it comes, in whole characters. A reply that is tried again is shown anew. */
@@ -1567,7 +1558,7 @@ async function converse(io: Io, agent: Agent, baseUrl?: string): Promise<void> {
     else if (terminal.line) terminal.write(null, { ctrl: true, name: "u" });
     else terminal.close();
   });
-  note(io, `${agent.model.provider}/${agent.model.id} on ${agent.root}; /help tells more`);
+  note(io, `${nameOf(agent.model)} on ${agent.root}; /help tells more`);
   io.stderr.write(BRACKETED_PASTE.on);
   next();
   await once(terminal, "close");
@@ -1597,7 +1588,7 @@ async function command(io: Io, agent: Agent, [text, baseUrl]: [string, string?])
   else if (name !== "/model") return note(io, COMMANDS);
   const tell = (error: Error) => note(io, error.message, "red");
   Object.assign(agent, argument && (await findModel(argument, baseUrl).catch(tell)));
-  note(io, `${agent.model.provider}/${agent.model.id}, ${agent.messages.length} messages`);
+  note(io, `${nameOf(agent.model)}, ${agent.messages.length} messages`);
 }
 
 // --- The offline model -------------------------------------------------------------------------
@@ -1642,11 +1633,10 @@ function searchReply(messages: Message[], isLast: boolean): Reply {
   return ai.fauxAssistantMessage([start, ...passages, `(${OFFLINE})`].join("\n\n"));
 }
 const NO_README = "There is no README or manifest.";
-const STOPPED = `about and are call can check code codebase come compute create define describe do done
-  explain file find for from function get give handle happen have how implement into its library
-  list locate made make mean module must not package place please program project purpose repo
-  repository set show tell that the them there these they thing this tool use using what when where
-  which who why will with work you your`;
+const STOPPED = `about and are call can check code compute create define describe do done explain
+  file find for from function get give handle happen have how implement into its library list locate
+  made make mean module not package program project purpose repo repository set show tell that the
+  them there these they this tool use using what when where which who why will with work you your`;
 const STOP = new RegExp(`^(${STOPPED.replace(/\s+/g, "|")})(s|d|es|ed|ing)?$`, "i");
 
 /** Searches for each word, its definitions, files named so, and a README and a manifest. */
