@@ -1292,9 +1292,8 @@ type Output = NodeJS.WritableStream & { isTTY?: boolean };
 
 // --- Sessions ----------------------------------------------------------------------------------
 
-/** Resumes the session in a file if there is one; gives the listener that keeps the conversation
- * there, in pi's format, version 3. Each line is one write: two processes mix none, a crash loses
- * one at most. Throws if the file holds no session, or one about another directory. */
+/** Resumes the session in a file, if it exists; gives the listener that keeps it, in pi's format 3.
+ * Each line is one write, so that two processes mix none. Throws if the session is of no use. */
 export function saveSession(agent: Agent, file: string, tell = (_: string) => {}): Agent["emit"] {
   const text = disk.existsSync(file) ? disk.readFileSync(file, "utf8") : "";
   const lines = text.split("\n").filter(Boolean);
@@ -1510,16 +1509,13 @@ function printJson(io: Io, agent: Agent): Agent["emit"] {
     io.stdout.write(`${JSON.stringify(value).replace(/[\x7f-\x9f\u2028\u2029]/g, escaped)}\n`);
   print(headerOf(agent));
   return (event) => {
-    if (event.type !== "message_update") print(event);
-    else print({ ...event, assistantMessageEvent: withoutPartial(event.assistantMessageEvent) });
     if (event.type === "agent_end" && event.message) note(io, `mini-pi: ${event.message}`, "red");
+    if (event.type !== "message_update") return print(event);
+    const update = event.assistantMessageEvent;
+    const block = update.type === "toolcall_start" && update.partial.content[update.contentIndex];
+    const call = block && block.type === "toolCall" ? { id: block.id, toolName: block.name } : {};
+    print({ ...event, assistantMessageEvent: { ...update, ...call, partial: undefined } });
   };
-}
-
-function withoutPartial(update: ai.AssistantMessageEvent): object {
-  const block = update.type === "toolcall_start" && update.partial.content[update.contentIndex];
-  const call = block && block.type === "toolCall" ? { id: block.id, toolName: block.name } : {};
-  return { ...update, ...call, partial: undefined };
 }
 
 // --- Conversation ------------------------------------------------------------------------------
@@ -1834,15 +1830,12 @@ const NO_KEY = `No key found, so this is answered by ${OFFLINE}.
 For a model set ANTHROPIC_API_KEY, OPENAI_API_KEY, GEMINI_API_KEY, DEEPSEEK_API_KEY, ..., or -m.`;
 
 function agentOptions(value: (name: string) => string | undefined) {
-  const positive = (name: string, usual: number) => {
-    const number = Number(value(name) ?? usual);
-    if (number > 0) return number;
-    throw new UserError(`--${name} takes a number above 0`);
-  };
+  for (const name of ["max-turns", "max-cost", "timeout"])
+    if (!(Number(value(name) ?? 1) > 0)) throw new UserError(`--${name} takes a number above 0`);
   const thinking = LEVELS.find((level) => level === (value("thinking") ?? "medium"));
   if (!thinking) throw new UserError(`--thinking is one of ${LEVELS.join(", ")}`);
-  const [turns, seconds] = [positive("max-turns", 50), positive("timeout", 1800)];
-  const cost = positive("max-cost", Number.POSITIVE_INFINITY);
+  const [turns, seconds] = [Number(value("max-turns") ?? 50), Number(value("timeout") ?? 1800)];
+  const cost = Number(value("max-cost") ?? "Infinity");
   return { thinking, limits: { turns, ms: 1000 * seconds, cost } };
 }
 const LEVELS = ["off", "minimal", "low", "medium", "high", "xhigh", "max"] as const;
