@@ -1312,9 +1312,8 @@ type Output = NodeJS.WritableStream & { isTTY?: boolean };
 
 // --- Sessions ----------------------------------------------------------------------------------
 
-/** Resumes the session in a file if there is one; gives the listener that keeps the conversation
- * there, in pi's format, version 3. Each line is one write: two processes mix none, a crash loses
- * one at most. Throws if the file holds no session, or one about another directory. */
+/** Resumes the session in a file, if it exists; gives the listener that keeps it, in pi's format 3.
+ * Each line is one write, so that two processes mix none. Throws if the session is of no use. */
 export function saveSession(agent: Agent, file: string, tell = (_: string) => {}): Agent["emit"] {
   const text = disk.existsSync(file) ? disk.readFileSync(file, "utf8") : "";
   const lines = text.split("\n").filter(Boolean);
@@ -1358,7 +1357,7 @@ const headerOf = ({ id, root }: Agent) =>
   ({ type: "session", version: 3, id, timestamp: now(), cwd: root }) as const;
 
 /** Where a conversation is kept by default: a new file, the last one, or none inside of `root`. */
-function sessionFile(io: Io, { root, id }: Agent, isLast: boolean): string | undefined {
+function sessionFile(io: Io, { root, id }: Agent, isLast?: string): string | undefined {
   const state = process.env.XDG_STATE_HOME || path.join(homedir(), ".local", "state");
   const key = createHash("sha256").update(root).digest("hex").slice(0, 16);
   const directory = path.join(state, "mini-pi", `${path.basename(root)}-${key}`);
@@ -1373,24 +1372,18 @@ function sessionFile(io: Io, { root, id }: Agent, isLast: boolean): string | und
 
 // --- Models ------------------------------------------------------------------------------------
 
-/** For each provider a model good for its price; keys of the last ones are often for other uses. */
+/** Models good for their price; elsewhere the first is asked. Keys of the last have other uses. */
 export const PREFERRED = `anthropic/claude-sonnet-5-5 openai/gpt-6.2-sol google/gemini-4-hydrogen
   deepseek/deepseek-flash openrouter/anthropic/claude-sonnet-5.5 xai/grok-4.7
-  mistral/mistral-large-latest groq/openai/gpt-oss-120b ant-ling/Ling-2.6-1T azure/gpt-6.2-sol
-  baseten/deepseek-ai/DeepSeek-V4.1-Flash cerebras/gpt-oss-120b
-  cloudflare-ai-gateway/claude-sonnet-5-5 cloudflare-workers-ai/@cf/zai-org/glm-5.3
-  fireworks/accounts/fireworks/models/deepseek-v4p1-flash kimi-coding/kimi-for-coding
-  meta/muse-spark-1.3 minimax/MiniMax-M3 minimax-cn/MiniMax-M3 moonshotai/kimi-k3.1-pro
-  moonshotai-cn/kimi-k3.1-pro nvidia/z-ai/glm-5.3-flash openai-codex/gpt-6.2-sol
-  opencode/claude-sonnet-5-5 opencode-go/deepseek-v4.1-flash qwen-token-plan/deepseek-v4.1-flash
-  qwen-token-plan-cn/deepseek-v4.1-flash qwen-token-plan-individual/deepseek-v4.1-flash
-  qwen-token-plan-individual-cn/deepseek-v4.1-flash radius/claude-sonnet-5-5
-  together/deepseek-ai/DeepSeek-V4.1-Flash vercel-ai-gateway/anthropic/claude-sonnet-5.5
-  xiaomi/mimo-v2.6-pro xiaomi-token-plan-ams/mimo-v2.6-pro xiaomi-token-plan-cn/mimo-v2.6-pro
-  xiaomi-token-plan-sgp/mimo-v2.6-pro zai/glm-5.3 zai-coding-cn/glm-5.3
-  huggingface/deepseek-ai/DeepSeek-V4.1-Flash github-copilot/claude-sonnet-5.5
-  google-vertex/gemini-4-hydrogen amazon-bedrock/global.anthropic.claude-sonnet-5-5
-  offline/search`.split(/\s+/);
+  mistral/mistral-large-latest groq/openai/gpt-oss-120b azure/gpt-6.2-sol
+  baseten/deepseek-ai/DeepSeek-V4.1-Flash cloudflare-ai-gateway/claude-sonnet-5-5
+  cloudflare-workers-ai/@cf/zai-org/glm-5.3 kimi-coding/kimi-for-coding meta/muse-spark-1.3
+  minimax/MiniMax-M3 minimax-cn/MiniMax-M3 moonshotai/kimi-k3.1-pro moonshotai-cn/kimi-k3.1-pro
+  nvidia/z-ai/glm-5.3-flash openai-codex/gpt-6.2-sol opencode/claude-sonnet-5-5
+  opencode-go/deepseek-v4.1-flash radius/claude-sonnet-5-5 together/deepseek-ai/DeepSeek-V4.1-Flash
+  vercel-ai-gateway/anthropic/claude-sonnet-5.5 xiaomi/mimo-v2.6-pro zai/glm-5.3
+  zai-coding-cn/glm-5.3 huggingface/deepseek-ai/DeepSeek-V4.1-Flash github-copilot/claude-sonnet-5.5
+  google-vertex/gemini-4-hydrogen amazon-bedrock/global.anthropic.claude-sonnet-5-5`.split(/\s+/);
 type Choice = Pick<Agent, "model" | "stream" | "keyName">;
 
 /** The model to ask, and how: the named one, else the first preferred that has a key. */
@@ -1400,40 +1393,39 @@ export async function findModel(name?: string, baseUrl?: string): Promise<Choice
   if (baseUrl && !(/^https?:/.test(baseUrl) && URL.canParse(baseUrl)))
     throw new UserError(`--base-url ${baseUrl} does not start with http:// or https://`);
   const found = candidates(models, name, baseUrl);
+  const stream: Agent["stream"] = (...request) => models.streamSimple(...request);
   for (const model of found) {
     const auth = await models.checkAuth(model.provider).catch(() => undefined);
     if (!auth) continue;
     if (baseUrl && !name && model.provider === "offline")
       throw new UserError("name the model of the server with --model");
-    const stream: Agent["stream"] = (...request) => models.streamSimple(...request);
     return { model: baseUrl ? { ...model, baseUrl } : model, stream, keyName: auth.source ?? "" };
   }
-  if (!found[0]) throw new UserError(`there is no model ${name}: see --list-models`);
-  throw new UserError(await whyNoKey(models, found[0].provider));
-}
-
-/** By "provider/id", the provider alone, or the id alone; without a name, the preferred ones. */
-function candidates(models: ai.MutableModels, name?: string, baseUrl?: string): Model[] {
-  const providerOf = (full: string) => full.split("/", 1)[0] ?? "";
-  const exact = (full: string) =>
-    models.getModels(providerOf(full)).filter(({ provider, id }) => `${provider}/${id}` === full);
-  if (name === undefined) return PREFERRED.flatMap(exact);
-  const preferred = PREFERRED.find((full) => full.startsWith(`${name}/`)) ?? name;
-  const found = exact(preferred).concat(models.getModels(name)).slice(0, 1);
-  if (found.length > 0) return found;
-  if (baseUrl) return [localModel(models, name, baseUrl)];
-  const providers = [...PREFERRED.map(providerOf), ...models.getProviders().map(({ id }) => id)];
-  return [...new Set(providers)].flatMap((id) => models.getModel(id, name) ?? []);
-}
-
-/** Names the variables for the key: an environment that only records is asked for them. */
-async function whyNoKey(models: ai.Models, provider: string): Promise<string> {
+  const [{ provider } = { provider: "" }] = found;
+  if (!provider) throw new UserError(`there is no model ${name}: see --list-models`);
+  // An environment that only records is asked for the key, as it tells the names of the variables.
   const names: string[] = [];
-  const ctx = { env: async (name: string) => void names.push(name), fileExists: async () => false };
+  const ctx = { env: async (key: string) => void names.push(key), fileExists: async () => false };
   await models.getProvider(provider)?.auth.apiKey?.resolve({ ctx, signal: NEVER });
-  if (names.length === 0) return `${provider} needs a login that mini-pi does not have`;
-  return `no key for ${provider}: set ${names.sort().join(" or ")}`;
+  const variables = names.sort().join(" or ");
+  if (variables) throw new UserError(`no key for ${provider}: set ${variables}`);
+  throw new UserError(`${provider} needs a login that mini-pi does not have`);
 }
+
+/** By "provider/id", the provider alone, or the id alone; without a name, one of each provider. */
+function candidates(models: ai.MutableModels, name?: string, baseUrl?: string): Model[] {
+  const exact = (full: string) =>
+    models.getModels(full.split("/", 1)[0]).filter((model) => nameOf(model) === full);
+  if (name && exact(name).length > 0) return exact(name);
+  const firsts = models.getProviders().flatMap((one) => one.getModels().slice(0, 1));
+  const usual = [...PREFERRED.flatMap(exact), ...firsts];
+  if (name === undefined) return usual;
+  const ofProvider = usual.find(({ provider }) => provider === name);
+  if (ofProvider) return [ofProvider];
+  if (baseUrl) return [localModel(models, name, baseUrl)];
+  return usual.flatMap(({ provider }) => models.getModel(provider, name) ?? []);
+}
+const nameOf = ({ provider, id }: Model) => `${provider}/${id}`;
 
 /** A model that no catalogue has, at an OpenAI-compatible server: Ollama, llama.cpp, vLLM, ... */
 function localModel(models: ai.MutableModels, id: string, baseUrl: string): Model {
@@ -1441,8 +1433,7 @@ function localModel(models: ai.MutableModels, id: string, baseUrl: string): Mode
   // No server says how many tokens it takes.
   const limits = { contextWindow: 32_768, maxTokens: 8192, reasoning: false };
   const named = { id, name: id, provider: "local", api: "openai-completions", baseUrl } as const;
-  const maxTokensField = "max_tokens" as const;
-  const compat = { maxTokensField, supportsStore: false, supportsDeveloperRole: false };
+  const compat = { maxTokensField: "max_tokens", supportsStore: false } as const;
   const model = { ...named, ...limits, cost, compat, input: ["text" as const] };
   const auth = { apiKey: process.env.MINI_PI_API_KEY || "none" };
   const apiKey = { name: "local", resolve: async () => ({ auth, source: "MINI_PI_API_KEY" }) };
@@ -1473,7 +1464,7 @@ function note({ stderr }: Io, text: string, style: "dim" | "red" | "yellow" = "d
 }
 
 /** For people: the answer to stdout, as it comes if that is a terminal; all else to stderr. */
-export function printText(io: Io, quiet: boolean): Agent["emit"] {
+export function printText(io: Io, quiet?: string): Agent["emit"] {
   const { stdout } = io;
   const tell = quiet ? () => {} : note.bind(undefined, io);
   const show = stdout.isTTY ? showText((text) => stdout.write(harmless(text))) : () => {};
@@ -1503,9 +1494,8 @@ export function printText(io: Io, quiet: boolean): Agent["emit"] {
 }
 
 function inLine(args: unknown): string {
-  const isPlain = (name: string) => /^(path|pattern|glob)$/.test(name);
-  const all = Object.entries(Object(args)).map(([k, v]) => (isPlain(k) ? v : `${k}=${v}`));
-  return cut(all.join(" "), 140);
+  const all = Object.entries(Object(args)).map(([key, value]) => `${key}=${value}`);
+  return cut(all.map((pair) => pair.replace(/^(path|pattern|glob)=/, "")).join(" "), 140);
 }
 
 /** Text as it comes, in whole characters. A reply that is tried again is shown anew. */
@@ -1539,16 +1529,13 @@ function printJson(io: Io, agent: Agent): Agent["emit"] {
     io.stdout.write(`${JSON.stringify(value).replace(/[\x7f-\x9f\u2028\u2029]/g, escaped)}\n`);
   print(headerOf(agent));
   return (event) => {
-    if (event.type !== "message_update") print(event);
-    else print({ ...event, assistantMessageEvent: withoutPartial(event.assistantMessageEvent) });
     if (event.type === "agent_end" && event.message) note(io, `mini-pi: ${event.message}`, "red");
+    if (event.type !== "message_update") return print(event);
+    const update = event.assistantMessageEvent;
+    const block = update.type === "toolcall_start" && update.partial.content[update.contentIndex];
+    const call = block && block.type === "toolCall" ? { id: block.id, toolName: block.name } : {};
+    print({ ...event, assistantMessageEvent: { ...update, ...call, partial: undefined } });
   };
-}
-
-function withoutPartial(update: ai.AssistantMessageEvent): object {
-  const block = update.type === "toolcall_start" && update.partial.content[update.contentIndex];
-  const call = block && block.type === "toolCall" ? { id: block.id, toolName: block.name } : {};
-  return { ...update, ...call, partial: undefined };
 }
 
 // --- Conversation ------------------------------------------------------------------------------
@@ -1587,7 +1574,7 @@ async function converse(io: Io, agent: Agent, baseUrl?: string): Promise<void> {
     else if (terminal.line) terminal.write(null, { ctrl: true, name: "u" });
     else terminal.close();
   });
-  note(io, `${agent.model.provider}/${agent.model.id} on ${agent.root}; /help tells more`);
+  note(io, `${nameOf(agent.model)} on ${agent.root}; /help tells more`);
   io.stderr.write(BRACKETED_PASTE.on);
   next();
   await once(terminal, "close");
@@ -1617,7 +1604,7 @@ async function command(io: Io, agent: Agent, [text, baseUrl]: [string, string?])
   else if (name !== "/model") return note(io, COMMANDS);
   const tell = (error: Error) => note(io, error.message, "red");
   Object.assign(agent, argument && (await findModel(argument, baseUrl).catch(tell)));
-  note(io, `${agent.model.provider}/${agent.model.id}, ${agent.messages.length} messages`);
+  note(io, `${nameOf(agent.model)}, ${agent.messages.length} messages`);
 }
 
 // --- The offline model -------------------------------------------------------------------------
@@ -1638,104 +1625,92 @@ const OFFLINE = "offline/search: a keyword search, no language model";
 /** Turn 1 searches the words of the question, turn 2 reads the best places, turn 3 quotes them. */
 function searchReply(messages: Message[], isLast: boolean): Reply {
   const since = messages.slice(messages.findLastIndex((m) => m.role === "user" && !m.remark));
-  const question = textIn(since[0]);
   // An identifier may be glued to letters of a script that is written without spaces.
-  const all = question.match(/[\w$]+|[^\P{L}\w\p{sc=Han}\p{sc=Hang}]+/gu) ?? [];
-  const telling = all.filter((word) => word.length > 2 && !STOP.has(word.toLowerCase()));
+  const all = textIn(since[0]).match(/[\w$]{3,}|[^\P{L}\w\p{sc=Han}\p{sc=Hang}]{3,}/gu) ?? [];
+  const telling = all.filter((word) => !STOP.test(word));
   const stems = telling.map((word) => word.replace(/^([a-z]{3,}?)(ies|ing|ed|s)$/, "$1"));
   const words = [...new Set(stems)].slice(0, 8);
   const results = since.filter((m) => m.role === "toolResult");
   const searches = results.filter((m) => m.toolName === "search_files");
-  const hits = searches.map(hitsOf);
+  const best = bestPlaces(searches.slice(0, -1));
   // The last search is for a README and a manifest, where nothing else is found.
-  const [intro = [], ...found] = hits.reverse().filter((one, i) => i === 0 || one.length > 0);
-  const firsts = intro.filter(({ file }, i) => file !== intro[i - 1]?.file).slice(0, 2);
-  const places = found.length > 0 ? bestPlaces(found) : firsts;
-  const reads = places.map(({ file, at }) => readCall(file, Math.max(1, at - 3)));
-  const calls = isLast ? [] : ([firstCalls(question, words), reads][repliesIn(since).length] ?? []);
+  const about = Object.keys(searches.at(-1)?.details?.matches ?? {}).slice(0, 2);
+  const reads = best.length > 0 ? best : about.map((file) => readCall(file, 1));
+  const calls = isLast ? [] : ([firstCalls(words), reads][repliesIn(since).length] ?? []);
   if (calls.length > 0) return ai.fauxAssistantMessage(calls, { stopReason: "toolUse" });
   const passages = results.filter((m) => m.toolName === "read_file").flatMap(quote);
   const failure = searches.find(({ isError }) => isError);
   const seen = results.map(textIn).join("\n").toLowerCase();
   const missing = words.filter((word) => !seen.includes(word.toLowerCase())).join(", ");
-  const trouble = failure ? `A search failed: ${textIn(failure)}. ` : "";
-  const none = missing && !failure ? `Nothing here matches ${missing}. ` : "";
-  const about = passages.length > 0 ? "What the directory says of itself:" : NO_README;
-  const start = trouble + none + (found.length > 0 ? "The places that match best:" : about);
+  const none = missing && `Nothing here matches ${missing}. `;
+  const trouble = failure ? `A search failed: ${textIn(failure)}. ` : none;
+  const what = about.length > 0 ? "What the directory says of itself:" : NO_README;
+  const start = trouble + (best.length > 0 ? "The places that match best:" : what);
   return ai.fauxAssistantMessage([start, ...passages, `(${OFFLINE})`].join("\n\n"));
 }
 const NO_README = "There is no README or manifest.";
-/** Ids that are the same in each run; the loop makes them unique. */
-const callOf = (name: string, args: ai.JsonObject) => ai.fauxToolCall(name, args, { id: name });
-const readCall = (path: string, offset = 1) => callOf("read_file", { path, offset, limit: 14 });
+const STOPPED = `about and are call can check code compute create define describe do done explain
+  file find for from function get give handle happen have how implement into its library list locate
+  made make mean module not package program project purpose repo repository set show tell that the
+  them there these they this tool use using what when where which who why will with work you your`;
+const STOP = new RegExp(`^(${STOPPED.replace(/\s+/g, "|")})(s|d|es|ed|ing)?$`, "i");
 
-type Hit = { file: string; at: number };
-const hitsOf = ({ details }: Result): Hit[] =>
-  Object.entries(details?.matches ?? {}).flatMap(([file, all]) =>
-    all.map(([at]) => ({ file, at })),
-  );
-
-/** Files that are named, each word, its definitions, two words in a line, files named so. */
-function firstCalls(question: string, words: string[]): ai.ToolCall[] {
-  const paths = question.match(/[\p{L}\p{N}_./-]+\.[a-z]\w{0,4}(?=$|[^\w(])/gu) ?? [];
-  const named = [...new Set(paths.map((path) => path.replace(/^[ab]\//, "")))].slice(0, 4);
-  const search = (pattern: string, glob?: string) =>
-    callOf("search_files", { pattern, ignoreCase: true, ...(glob && { glob }) });
+/** Searches for each word, its definitions, files named so, and a README and a manifest. */
+function firstCalls(words: string[]): ai.ToolCall[] {
+  const search = (pattern: string, more = {}) =>
+    ai.fauxToolCall("search_files", { pattern, ignoreCase: true, ...more });
   const plain = words.map((word) => word.replaceAll("$", "\\$"));
-  const any = `(${plain.join("|")})`;
   const each = plain.flatMap((word) => [
     search(word),
-    // Behind a keyword; with parameters that open a block, or given a function. Two patterns, as
-    // ripgrep is slow where it finds no literal to look for.
+    // Two patterns for a definition, as ripgrep is slow where it finds no literal to look for.
     search(String.raw`\b(?:${KEYWORDS}|const|let|var)\s+(?:\([^)]*\)\s*)?\w*${word}`),
     search(String.raw`\b${word}\s*(?:\([^;=]*\{\s*$|[:=]\s*(?:async\s*)?(?:function|\())`),
   ]);
-  if (words.length > 1) each.push(search(`${any}.*${any}`));
-  if (words.length > 0) each.push(search(any, `*{${words.join(",")}}*`));
-  return [...named.map((path) => readCall(path)), ...each, search("\\S", INTRODUCTIONS)];
+  if (words.length > 0) each.push(search("\\S", { glob: `*{${words.join(",")}}*` }));
+  return [...each, search("\\S", { glob: INTRODUCTIONS })];
 }
 const INTRODUCTIONS =
   "/{[Rr][Ee][Aa][Dd][Mm][Ee]*,package.json,{Cargo,pyproject}.toml,go.mod,pom.xml,composer.json}";
-const STOP = new Set(
-  `about and are called can checked code codebase codes come computed created define defined
-  describe does done explain file files find for from function functions get give handle handled
-  happen happens have how implement implemented into its library list located made make mean module
-  modules must not package place please program project purpose repo repository set show shows tell
-  that the them there these they thing things this tool use used uses using what when where which
-  who why will with work works you your`.split(/\s+/),
-);
 
-/** The three places that most searches agree on; the fewer lines one finds, the more it tells. */
-function bestPlaces(searches: Hit[][]): Hit[] {
-  const [far, all] = [12, searches.flat()];
+/** Reads the three places that most searches agree on; one that finds few lines tells more. */
+function bestPlaces(searches: Result[]): ai.ToolCall[] {
+  const found = searches.map(({ details }) => hitsOf(details ?? {}));
+  const [far, all] = [12, found.flat()];
   const distance = (a: Hit, b: Hit) => (a.file === b.file ? Math.abs(a.at - b.at) : far);
-  const score = (hit: Hit) => {
-    const told = searches.map((hits) => {
-      const nearest = Math.min(far, ...hits.map((other) => distance(hit, other)));
-      return (1 - nearest / far) * Math.log(1 + 200 / hits.length);
-    });
+  const ranked = all.map((hit) => {
     const inFile = all.filter(({ file }) => file === hit.file).length;
-    const sum = told.reduce((a, b) => a + b, 0) * Math.log(1 + inFile);
-    return PROSE.test(hit.file) ? 0.4 * sum : sum;
-  };
-  const ranked = all.map((hit) => ({ ...hit, score: score(hit) }));
-  ranked.sort((a, b) => b.score - a.score);
-  const best = ranked.filter(({ score }) => score > 0.6 * (ranked[0]?.score ?? 0));
-  return best.filter((a, i) => best.findIndex((b) => distance(a, b) < far) === i).slice(0, 3);
+    let score = 0;
+    for (const hits of found) {
+      const nearest = Math.min(far, ...hits.map((other) => distance(hit, other)));
+      score += (1 - nearest / far) * Math.log(1 + 200 / (1 + hits.length)) * Math.log(1 + inFile);
+    }
+    return { ...hit, score: PROSE.test(hit.file) ? 0.4 * score : score };
+  });
+  const [top = { score: 0 }] = ranked.sort((a, b) => b.score - a.score);
+  const best = ranked.filter(({ score }) => score > 0.6 * top.score);
+  const apart = best.filter((a, i) => best.findIndex((b) => distance(a, b) < far) === i);
+  return apart.slice(0, 3).map(({ file, at }) => readCall(file, Math.max(1, at - 3)));
 }
+type Hit = { file: string; at: number };
+const hitsOf = ({ matches = {} }: Details): Hit[] =>
+  Object.entries(matches).flatMap(([file, all]) => all.map(([at]) => ({ file, at })));
+const readCall = (path: string, offset: number) =>
+  ai.fauxToolCall("read_file", { path, offset, limit: 14 });
 const PROSE =
   /test|spec|docs?\/|example|bench|licen|^(ci|scripts)\/|\.(md|txt|lock|json|map|d\.\w?ts)$|\.min/i;
 
 /** A page of read_file as a quotation, its source before it. */
 function quote({ details, ...page }: Result): string[] {
   return Object.entries(details?.shown ?? {}).map(([name, [[first, last] = [0, 0]]]) => {
-    const all = textIn(page).split("\n");
-    const rows = all.slice(1, last - first + 2);
-    const code = rows.map((row) => row.slice(row.indexOf("\t") + 1).replace(LINE_CUT, "…"));
-    const ticks = code.map((line) => /^`*/.exec(line)?.[0].length ?? 0);
-    const fence = "`".repeat(1 + Math.max(3, ...ticks));
+    const [, ...rows] = textIn(page).split("\n", last - first + 2);
+    const code = rows
+      .join("\n")
+      .replace(/(^|\n)\d+\t/g, "$1")
+      .replaceAll(LINE_CUT, "…");
+    let fence = "````";
+    while (code.includes(fence)) fence += "`";
     const file = /[ ()]/.test(name) ? JSON.stringify(name) : display(name);
-    return [`${file}:${first}-${last}`, fence, ...code, fence].join("\n");
+    return [`${file}:${first}-${last}`, fence, code, fence].join("\n");
   });
 }
 
@@ -1773,7 +1748,7 @@ function parseOptions(args: string[]) {
     options[name] = { type: value ? "string" : "boolean", ...(short && { short }) };
   try {
     const { values, positionals } = parseArgs({ args, options, allowPositionals: true });
-    return { value: (name: string) => values[name]?.toString(), positionals };
+    return { positionals, value: (name: string) => values[name]?.toString() };
   } catch (error) {
     const [reason] = /(?<=: ).*?(?=\. |\.?$)/m.exec(String(error)) ?? [];
     throw new UserError(`${reason}; --help lists the options`);
@@ -1836,51 +1811,44 @@ function stopSignal(): AbortSignal {
 /** Runs the command line and gives the exit code. It ends no process and hears no signal but the
  * one given, whose reason bears the exit code. Throws what is a bug. */
 export async function run(args: string[], io: Io = process, signal = NEVER): Promise<number> {
-  try {
-    return await runCommand(args, io, signal);
-  } catch (error) {
+  return runCommand(args, io, signal).catch((error) => {
     // A failed system call is about a file that the user named, such as that of the session.
-    if (!(error instanceof UserError) && !Object(error).syscall) throw error;
-    note(io, `mini-pi: ${(error as Error).message}`, "red");
+    if (!(error instanceof UserError) && !error?.syscall) throw error;
+    note(io, `mini-pi: ${error.message}`, "red");
     return 2;
-  }
+  });
 }
 
 async function runCommand(args: string[], io: Io, signal: AbortSignal): Promise<number> {
   const { value, positionals } = parseOptions(args);
   const [directory, ...asked] = positionals;
-  const isOn = (name: string) => value(name) !== undefined;
-  if (isOn("help") || isOn("version")) {
-    io.stdout.write(isOn("help") ? HELP : "0.1.0\n");
+  if (value("help") || value("version")) {
+    io.stdout.write(value("help") ? HELP : "0.1.0\n");
     return 0;
   }
   const keys = path.join(import.meta.dirname, ".env");
   if (disk.existsSync(keys)) process.loadEnvFile(keys);
   // The providers' libraries would log to stdout.
   Object.assign(process.env, { OPENAI_LOG: "off", ANTHROPIC_LOG: "off" });
-  if (isOn("list-models")) return listModels(io, directory);
-  const name = value("model") ?? (process.env.MINI_PI_MODEL || undefined);
-  const options = agentOptions(value);
+  if (value("list-models")) return listModels(io, directory);
   if (directory === undefined) throw new UserError("name a directory; --help shows how");
+  const name = value("model") ?? (process.env.MINI_PI_MODEL || undefined);
   const choice = await findModel(name, value("base-url"));
-  const agent = await createAgent(directory, { ...choice, ...options, signal });
+  const agent = await createAgent(directory, { ...choice, ...agentOptions(value), signal });
   const isTalk = asked.length === 0 && io.stdin.isTTY;
   const question = isTalk ? "" : await readQuestion(io, asked);
-  const usual = () => value("session") ?? sessionFile(io, agent, isOn("continue"));
-  const file = isOn("no-session") ? undefined : usual();
+  const given = value("no-session") ? "" : value("session");
+  const file = given ?? sessionFile(io, agent, value("continue"));
   const tell = (text: string) => note(io, text, "yellow");
   const keep = file ? saveSession(agent, file, tell) : () => {};
-  const show = isOn("json") ? printJson(io, agent) : printText(io, isOn("quiet"));
-  agent.emit = (event) => {
-    keep(event);
-    show(event);
-  };
-  if (!name && agent.model.provider === "offline" && !isOn("quiet")) tell(NO_KEY);
+  const show = value("json") ? printJson(io, agent) : printText(io, value("quiet"));
+  agent.emit = (event) => void [keep, show].map((hear) => hear(event));
+  if (!name && agent.model.provider === "offline" && !value("quiet")) tell(NO_KEY);
   if (isTalk) await converse(io, agent, value("base-url"));
   if (isTalk) return signal.aborted ? signal.reason.exitCode : 0;
   const { ended, sources } = await runAgent(agent, question);
   if (ended === "aborted") return signal.reason.exitCode;
-  const isWrong = isOn("strict") && sources.some(({ state }) => state === "wrong");
+  const isWrong = value("strict") && sources.some(({ state }) => state === "wrong");
   if (ended === "answered") return isWrong ? 3 : 0;
   return ended === "error" ? 1 : 3;
 }
@@ -1888,16 +1856,13 @@ const NO_KEY = `No key found, so this is answered by ${OFFLINE}.
 For a model set ANTHROPIC_API_KEY, OPENAI_API_KEY, GEMINI_API_KEY, DEEPSEEK_API_KEY, ..., or -m.`;
 
 function agentOptions(value: (name: string) => string | undefined) {
-  const positive = (name: string, usual: number) => {
-    if (!(Number(value(name) ?? usual) > 0))
-      throw new UserError(`--${name} takes a number above 0`);
-    return Number(value(name) ?? usual);
-  };
+  for (const name of ["max-turns", "max-cost", "timeout"])
+    if (!(Number(value(name) ?? 1) > 0)) throw new UserError(`--${name} takes a number above 0`);
   const thinking = LEVELS.find((level) => level === (value("thinking") ?? "medium"));
   if (!thinking) throw new UserError(`--thinking is one of ${LEVELS.join(", ")}`);
-  const cost = positive("max-cost", Number.POSITIVE_INFINITY);
-  const ms = 1000 * positive("timeout", 1800);
-  return { thinking, limits: { turns: positive("max-turns", 50), ms, cost } };
+  const [turns, seconds] = [Number(value("max-turns") ?? 50), Number(value("timeout") ?? 1800)];
+  const cost = Number(value("max-cost") ?? "Infinity");
+  return { thinking, limits: { turns, ms: 1000 * seconds, cost } };
 }
 const LEVELS = ["off", "minimal", "low", "medium", "high", "xhigh", "max"] as const;
 
