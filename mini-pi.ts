@@ -41,10 +41,13 @@ import { openAICompletionsApi } from "@earendil-works/pi-ai/api/openai-completio
 import { builtinModels } from "@earendil-works/pi-ai/providers/all";
 import { raceWithAbortSignal } from "@earendil-works/pi-ai/utils/abort";
 import { estimateContextTokens, estimateMessageTokens } from "@earendil-works/pi-ai/utils/estimate";
-import { rgPath } from "@vscode/ripgrep";
 import chardet from "chardet";
 import ignore, { type Ignore } from "ignore";
 import { type Static, type TSchema, Type } from "typebox";
+
+// This variable of npm would decide which ripgrep runs.
+delete process.env.npm_config_arch;
+const { rgPath } = await import("@vscode/ripgrep");
 
 // === Part I: the agent =========================================================================
 
@@ -152,8 +155,9 @@ const relativeName = (root: string, full: string) =>
 export const isSecret = ({ hidden }: Agent, name: string) =>
   [name, name.replace(COPY, "")].some((one) => one && hidden.some((globs) => globs.ignores(one)));
 const COPY = /(?<=[^/])(~|[._-](bak|backup|copy|old|orig|save|swp|\d+))+$/i;
-/** The secrets, and the files that the user hides by globs. */
-export const hiddenBy = (globs: string[]): Ignore[] => [SECRETS, globs].map((g) => ignore().add(g));
+/** What is hidden: the secrets and, by globs in lines, what the user says. */
+export const hiddenBy = (...globs: (string | undefined)[]): Ignore[] =>
+  [SECRETS, ...globs].map((lines = "") => ignore().add(lines));
 /** In the language of .gitignore. What a file holds can make it a secret, too: see withFile. */
 const SECRETS = `.git **/*.git/config .env .envrc .env[._~-]* *.env !.env*example !.env*sample
   !.env*template !.env*dist !*example.env !*sample.env !*template.env id_rsa id_dsa id_ecdsa id_ed25519
@@ -609,7 +613,7 @@ async function pageOf({ handle, head, size }: OpenFile, part: Part) {
 async function readPage(file: OpenFile, part: Part, wanted: number): Promise<ToolOutput> {
   const { lines, total, note } = await pageOf(file, part);
   const { first, bytes } = part;
-  const name = display(file.name);
+  const name = cut(display(file.name), 1000);
   if (total === 0) return { text: `${name} (empty file, 0 bytes)` };
   if (first > total) throw new Error(`${name} has ${total} lines; ${first} is past its end.`);
   const row = (line: string, i: number) => `${first + i}\t${cut(line, LINE_CHARACTERS, LINE_CUT)}`;
@@ -1318,18 +1322,21 @@ export function saveSession(agent: Agent, file: string, tell = (_: string) => {}
   const text = disk.existsSync(file) ? disk.readFileSync(file, "utf8") : "";
   const lines = text.split("\n").filter(Boolean);
   const [header, ...entries] = lines.map(parseJson).filter((entry) => entry?.type);
-  if (text.trim() && header?.type !== "session") throw new UserError(`${file} holds no session`);
+  if (text.trim() && !formed(HEADER, header)) throw new UserError(`${file} holds no session`);
   if (header && header.cwd !== agent.root) throw new UserError(`${file} is about ${header.cwd}`);
-  if (lines.length > entries.length + 1) tell(`${file} has a torn line, which is passed over.`);
   let parentId: string | null = entries.at(-1)?.id ?? null;
   const messages: Message[] = [];
   let wanted = parentId;
+  let odd = lines.length - entries.length - (header ? 1 : 0);
   // A parent stands above its child, so this ends whatever the ids are.
   for (const entry of entries.toReversed()) {
     if (entry.id !== wanted) continue;
     wanted = entry.parentId;
-    if (/^(user|assistant|toolResult)$/.test(entry.message?.role)) messages.unshift(entry.message);
+    const message = formed<Message>(MESSAGE, entry.message);
+    if (message) messages.unshift(message);
+    else if (entry.type === "message") odd += 1;
   }
+  if (odd > 0) tell(`${file} has ${odd} torn or odd lines, which are passed over.`);
   Object.assign(agent, { messages, id: header?.id ?? agent.id });
   disk.mkdirSync(path.dirname(file), PRIVATE);
   const output = disk.openSync(file, "a", 0o600);
@@ -1352,6 +1359,7 @@ export function saveSession(agent: Agent, file: string, tell = (_: string) => {}
   };
 }
 const PRIVATE = { recursive: true, mode: 0o700 };
+const HEADER = Type.Object({ type: Type.Literal("session"), id: WORDS, cwd: WORDS });
 const now = () => new Date().toISOString();
 const headerOf = ({ id, root }: Agent) =>
   ({ type: "session", version: 3, id, timestamp: now(), cwd: root }) as const;
@@ -1360,7 +1368,9 @@ const headerOf = ({ id, root }: Agent) =>
 function sessionFile(io: Io, { root, id }: Agent, isLast?: string): string | undefined {
   const state = process.env.XDG_STATE_HOME || path.join(homedir(), ".local", "state");
   const key = createHash("sha256").update(root).digest("hex").slice(0, 16);
-  const directory = path.join(state, "mini-pi", `${path.basename(root)}-${key}`);
+  // A name has at most 255 bytes.
+  const name = `${cut(path.basename(root), 50, "")}-${key}`;
+  const directory = path.join(realAhead(state), "mini-pi", name);
   if (isInside(root, directory)) return undefined;
   disk.mkdirSync(directory, PRIVATE);
   const files = disk.readdirSync(directory).map((name) => path.join(directory, name));
@@ -1368,6 +1378,12 @@ function sessionFile(io: Io, { root, id }: Agent, isLast?: string): string | und
   const none = `There is no conversation about ${root} so far: this is a new one.`;
   if (isLast && !last) note(io, none);
   return (isLast && last) || path.join(directory, `${now().replace(/[:.]/g, "-")}_${id}.jsonl`);
+}
+
+/** The real path of what need not exist: links above it are followed. */
+function realAhead(full: string): string {
+  if (disk.existsSync(full)) return disk.realpathSync(full);
+  return path.join(realAhead(path.dirname(full)), path.basename(full));
 }
 
 // --- Models ------------------------------------------------------------------------------------
@@ -1459,8 +1475,10 @@ async function listModels(io: Io, part = ""): Promise<number> {
 export const harmless = (text: string) =>
   text.replace(/(?![\n\t])[\p{Cc}\u202a-\u202e\u2066-\u2069]/gu, "\ufffd");
 
+/** Tells people something, in one line: a name may hold line ends, to forge another. */
 function note({ stderr }: Io, text: string, style: "dim" | "red" | "yellow" = "dim"): void {
-  stderr.write(`${styleText(style, harmless(text), { stream: stderr })}\n`);
+  const line = harmless(text).replaceAll("\n", "\\n");
+  stderr.write(`${styleText(style, line, { stream: stderr })}\n`);
 }
 
 /** For people: the answer to stdout, as it comes if that is a terminal; all else to stderr. */
@@ -1494,7 +1512,8 @@ export function printText(io: Io, quiet?: string): Agent["emit"] {
 }
 
 function inLine(args: unknown): string {
-  const all = Object.entries(Object(args)).map(([key, value]) => `${key}=${value}`);
+  const said = (value: unknown) => (typeof value === "string" ? value : JSON.stringify(value));
+  const all = Object.entries(Object(args)).map(([key, value]) => `${key}=${said(value)}`);
   return cut(all.map((pair) => pair.replace(/^(path|pattern|glob)=/, "")).join(" "), 140);
 }
 
@@ -1730,6 +1749,8 @@ export const HELP = `Usage: node mini-pi.ts [options] <dir> ["<question>"] [-]
       --strict                exit with 3 when a cited source is wrong and stays wrong
       --session <file>        keep the conversation in this file, and resume it if it exists
       --no-session            keep nothing
+      --hide <glob>           list such files, but never read, search or quote them (repeatable;
+                              $MINI_PI_HIDE has more of them, separated by spaces or commas)
   -c, --continue              go on with the last conversation about <dir>
       --list-models [<text>]  list the models that can be used now
   -q, --quiet                 nothing on stderr but errors
@@ -1745,10 +1766,16 @@ asked; 2 the call is wrong; 3 ended without a full answer; 130 interrupted; 143 
 function parseOptions(args: string[]) {
   const options: NonNullable<ParseArgsConfig["options"]> = {};
   for (const [, short, name = "", value] of HELP.matchAll(/^ {2}(?:-(\w), | {4})--([\w-]+)( <)?/gm))
-    options[name] = { type: value ? "string" : "boolean", ...(short && { short }) };
+    options[name] = {
+      type: value ? "string" : "boolean",
+      multiple: name === "hide",
+      ...(short && { short }),
+    };
   try {
     const { values, positionals } = parseArgs({ args, options, allowPositionals: true });
-    return { positionals, value: (name: string) => values[name]?.toString() };
+    const value = (name: string) =>
+      [values[name] ?? []].flat().join("\n") || values[name]?.toString();
+    return { positionals, value };
   } catch (error) {
     const [reason] = /(?<=: ).*?(?=\. |\.?$)/m.exec(String(error)) ?? [];
     throw new UserError(`${reason}; --help lists the options`);
@@ -1762,14 +1789,8 @@ export async function createAgent(dir: string, given: Choice & Partial<Agent>): 
     throw new UserError(`no directory ${display(dir)}`);
   const limits = { turns: 50, ms: 1_800_000, cost: Number.POSITIVE_INFINITY };
   const start = { messages: [], queue: [], trimmed: 0, id: randomUUID(), limits, signal: NEVER };
-  const hidden = hiddenBy([]);
-  const usual = {
-    hidden,
-    thinking: "medium",
-    systemPrompt: systemPrompt(),
-    tools: defaultTools,
-  } as const;
-  return { root, ...start, ...usual, emit: () => {}, ...given };
+  const usual = { thinking: "medium", systemPrompt: systemPrompt(), tools: defaultTools } as const;
+  return { root, ...start, ...usual, hidden: hiddenBy(""), emit: () => {}, ...given };
 }
 const NEVER = new AbortController().signal;
 
@@ -1843,7 +1864,7 @@ async function runCommand(args: string[], io: Io, signal: AbortSignal): Promise<
   const keep = file ? saveSession(agent, file, tell) : () => {};
   const show = value("json") ? printJson(io, agent) : printText(io, value("quiet"));
   agent.emit = (event) => void [keep, show].map((hear) => hear(event));
-  if (!name && agent.model.provider === "offline" && !value("quiet")) tell(NO_KEY);
+  if (!name && agent.model.provider === "offline" && !value("quiet")) NO_KEY.map(tell);
   if (isTalk) await converse(io, agent, value("base-url"));
   if (isTalk) return signal.aborted ? signal.reason.exitCode : 0;
   const { ended, sources } = await runAgent(agent, question);
@@ -1852,8 +1873,10 @@ async function runCommand(args: string[], io: Io, signal: AbortSignal): Promise<
   if (ended === "answered") return isWrong ? 3 : 0;
   return ended === "error" ? 1 : 3;
 }
-const NO_KEY = `No key found, so this is answered by ${OFFLINE}.
-For a model set ANTHROPIC_API_KEY, OPENAI_API_KEY, GEMINI_API_KEY, DEEPSEEK_API_KEY, ..., or -m.`;
+const NO_KEY = [
+  `No key found, so this is answered by ${OFFLINE}.`,
+  "For a model set ANTHROPIC_API_KEY, OPENAI_API_KEY, GEMINI_API_KEY, DEEPSEEK_API_KEY, ..., or -m.",
+];
 
 function agentOptions(value: (name: string) => string | undefined) {
   for (const name of ["max-turns", "max-cost", "timeout"])
@@ -1862,7 +1885,11 @@ function agentOptions(value: (name: string) => string | undefined) {
   if (!thinking) throw new UserError(`--thinking is one of ${LEVELS.join(", ")}`);
   const [turns, seconds] = [Number(value("max-turns") ?? 50), Number(value("timeout") ?? 1800)];
   const cost = Number(value("max-cost") ?? "Infinity");
-  return { thinking, limits: { turns, ms: 1000 * seconds, cost } };
+  const hidden = hiddenBy(
+    `${process.env.MINI_PI_HIDE ?? ""}`.replace(/[\s,:;]+/g, "\n"),
+    value("hide"),
+  );
+  return { thinking, hidden, limits: { turns, ms: 1000 * seconds, cost } };
 }
 const LEVELS = ["off", "minimal", "low", "medium", "high", "xhigh", "max"] as const;
 

@@ -1,0 +1,196 @@
+// What a hostile model or server sends: any value in the place of any field, texts and bytes without
+// end. A question ends with one of its outcomes, throws nothing, and takes bounded memory.
+
+import assert from "node:assert/strict";
+import { once } from "node:events";
+import * as http from "node:http";
+import type { AddressInfo } from "node:net";
+import { PassThrough } from "node:stream";
+import { after, test } from "node:test";
+import {
+  createAgent,
+  findModel,
+  printText,
+  runAgent,
+  saveSession,
+  trimContext,
+} from "../mini-pi.ts";
+import {
+  agentWith,
+  freshSeed,
+  isLong,
+  png,
+  type Random,
+  random,
+  temporary,
+  write,
+} from "./fixtures.ts";
+import { reply as answer, call, startModelServer, status } from "./model-server.ts";
+import { runHere, atServer as to } from "./run-cli.ts";
+
+const DIR = temporary();
+write(DIR, { "a.ts": "export const answer = 42;\n", "b.md": "# Words\n" });
+process.env.ANTHROPIC_API_KEY = "key-of-a-test";
+const keyed = { ANTHROPIC_API_KEY: "key", MINI_PI_RETRY_MS: "10" };
+
+// ----------------------------------------------------------------- Any value in any field
+
+type Json = { [key: string]: unknown } | unknown[];
+
+const USAGE = { input_tokens: 10, output_tokens: 5, cache_read_input_tokens: 1 };
+const ANTHROPIC: Json[] = [
+  { type: "message_start", message: { id: "m", role: "assistant", content: [], usage: USAGE } },
+  { type: "content_block_start", index: 0, content_block: { type: "thinking", thinking: "" } },
+  { type: "content_block_delta", index: 0, delta: { type: "thinking_delta", thinking: "Hm." } },
+  { type: "content_block_delta", index: 0, delta: { type: "signature_delta", signature: "s" } },
+  { type: "content_block_stop", index: 0 },
+  { type: "content_block_start", index: 1, content_block: { type: "text", text: "" } },
+  { type: "content_block_delta", index: 1, delta: { type: "text_delta", text: "See a.ts:1." } },
+  { type: "content_block_stop", index: 1 },
+  {
+    type: "content_block_start",
+    index: 2,
+    content_block: { type: "tool_use", id: "c", name: "read_file", input: {} },
+  },
+  {
+    type: "content_block_delta",
+    index: 2,
+    delta: { type: "input_json_delta", partial_json: '{"path":"a.ts"}' },
+  },
+  { type: "content_block_stop", index: 2 },
+  { type: "message_delta", delta: { stop_reason: "tool_use" }, usage: { output_tokens: 9 } },
+  { type: "message_stop" },
+];
+const chunk = (delta: object, finish_reason: string | null = null) => ({
+  id: "c",
+  choices: [{ index: 0, delta, finish_reason }],
+});
+const arguments_ = '{"pattern":"answer"}';
+const OPENAI: Json[] = [
+  chunk({ role: "assistant", content: "" }),
+  chunk({ reasoning_content: "Hm." }),
+  chunk({ content: "See a.ts:1." }),
+  chunk({
+    tool_calls: [
+      { index: 0, id: "c", type: "function", function: { name: "search_files", arguments: "" } },
+    ],
+  }),
+  chunk({ tool_calls: [{ index: 0, function: { arguments: arguments_ } }] }),
+  chunk({}, "tool_calls"),
+  {
+    ...chunk({}),
+    usage: { prompt_tokens: 10, completion_tokens: 5, prompt_tokens_details: { cached_tokens: 1 } },
+  },
+];
+
+const deep = (n: number) => JSON.parse(`${'{"a":'.repeat(n)}1${"}".repeat(n)}`);
+const HOSTILE: readonly unknown[] = [
+  null,
+  0,
+  -1,
+  1e308,
+  true,
+  "",
+  "\ud800",
+  "__proto__",
+  "x\nsources: 9 seen",
+  "\u001b]0;title\u0007",
+  [],
+  {},
+  { toString: 1 },
+  { length: -1 },
+  [{ toString: 1 }, null],
+  deep(3000),
+  '{"path":{"toString":1}}',
+  `${'{"path":'.repeat(3000)}1`,
+  '{"\ud800":1,"path":"a.ts"}',
+  "[a].".repeat(20_000),
+  ".".repeat(300_000),
+  "‹<".repeat(50_000),
+];
+
+/** A copy in which a random field, at any depth, has a hostile value. */
+function spoilt(events: Json[], { below, pick }: Random): Json[] {
+  const copy: Json[] = structuredClone(events);
+  for (let n = 1 + below(3); n > 0; n--) {
+    let place: Json = copy;
+    for (;;) {
+      const key: string = pick(Object.keys(place).concat("extra"));
+      const inner: unknown = Reflect.get(place, key);
+      if (typeof inner === "object" && inner !== null && below(4) > 0) place = inner as Json;
+      else {
+        if (place !== copy) Reflect.set(place, key, pick(HOSTILE));
+        break;
+      }
+    }
+  }
+  return copy;
+}
+
+/** A server that sends a spoilt stream to each request, in turn in both APIs' forms. */
+async function spoiltServer(chance: Random) {
+  const server = http.createServer(async (request, response) => {
+    request.resume();
+    await once(request, "end");
+    const isOpenAi = request.url?.endsWith("/chat/completions");
+    const events = spoilt(isOpenAi ? OPENAI : ANTHROPIC, chance);
+    const code = chance.below(20) === 0 ? 400 + chance.below(200) : 200;
+    response.writeHead(code, {
+      "content-type": code === 200 ? "text/event-stream" : "application/json",
+      "retry-after": chance.below(2) ? "0" : "9".repeat(4000),
+    });
+    if (code !== 200) return response.end(JSON.stringify({ error: { message: events[3] } }));
+    for (const event of events) {
+      const type = Reflect.get(Object(event), "type");
+      const name = isOpenAi || typeof type !== "string" ? "" : `event: ${type.slice(0, 50)}\n`;
+      response.write(`${name.replace(/\n(?=.)/g, "")}data: ${JSON.stringify(event)}\n\n`);
+    }
+    response.end(isOpenAi ? "data: [DONE]\n\n" : "");
+  });
+  server.listen(0, "127.0.0.1");
+  await once(server, "listening");
+  after(() => server.close().closeAllConnections());
+  return `http://127.0.0.1:${(server.address() as AddressInfo).port}`;
+}
+
+const RUNS = Number(process.env.MINI_PI_RUNS) || (isLong ? 5000 : 150);
+
+test("whatever is sent in the place of any field, a question ends, and throws nothing", async (t) => {
+  const chance = random(isLong ? freshSeed(t) : 12);
+  process.env.MINI_PI_RETRY_MS = "1";
+  const url = await spoiltServer(chance);
+  const choices = [
+    await findModel("anthropic/claude-sonnet-5-5", url),
+    await findModel("some-model", `${url}/v1`),
+  ];
+  const counts: Record<string, number> = {};
+  let [last, longest] = [performance.now(), 0];
+  const beat = setInterval(() => {
+    longest = Math.max(longest, performance.now() - last - 10);
+    last = performance.now();
+  }, 10);
+  for (let i = 0; i < RUNS; i++) {
+    const [stdout, stderr] = [new PassThrough(), new PassThrough()];
+    const told: string[] = [];
+    stderr.on("data", (data) => told.push(`${data}`));
+    stdout.resume();
+    const limits = { turns: 3, ms: 60_000, cost: 100 };
+    const choice = choices[i % 2];
+    assert.ok(choice);
+    const agent = await createAgent(DIR, { ...choice, limits });
+    const show = printText({ stdin: process.stdin, stdout, stderr }, undefined);
+    const lines: string[] = [];
+    agent.emit = (event) => {
+      show(event);
+      lines.push(JSON.stringify(event));
+    };
+    const { ended } = await runAgent(agent, "What is the answer?");
+    counts[ended] = (counts[ended] ?? 0) + 1;
+    // The conversation can go on, and be kept and resumed.
+    JSON.stringify(trimContext(agent));
+    assert.doesNotMatch(told.join(""), /^sources: 9 seen/m, "no line is forged");
+  }
+  clearInterval(beat);
+  t.diagnostic(`${RUNS} runs: ${JSON.stringify(counts)}; longest wait ${longest.toFixed(0)} ms`);
+  assert.ok((counts.answered ?? 0) + (counts.limit ?? 0) > 0 && (counts.error ?? 0) > 0);
+});
