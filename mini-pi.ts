@@ -1345,8 +1345,8 @@ function sessionFile(io: Io, { root, id }: Agent, isLast: boolean): string | und
   disk.mkdirSync(directory, PRIVATE);
   const files = disk.readdirSync(directory).map((name) => path.join(directory, name));
   const last = files.sort().findLast((file) => disk.statSync(file).size > 0);
-  const none = `There is no conversation about ${root} so far: this is a new one.`;
-  if (isLast && !last) note(io, none);
+  if (isLast && !last)
+    note(io, `There is no conversation about ${root} so far: this is a new one.`);
   return (isLast && last) || path.join(directory, `${now().replace(/[:.]/g, "-")}_${id}.jsonl`);
 }
 
@@ -1508,8 +1508,9 @@ function printJson(io: Io, agent: Agent): Agent["emit"] {
     io.stdout.write(`${JSON.stringify(value).replace(/[\x7f-\x9f\u2028\u2029]/g, escaped)}\n`);
   print(headerOf(agent));
   return (event) => {
+    if (event.type !== "message_update") print(event);
     if (event.type === "agent_end" && event.message) note(io, `mini-pi: ${event.message}`, "red");
-    if (event.type !== "message_update") return print(event);
+    if (event.type !== "message_update") return;
     const update = event.assistantMessageEvent;
     const block = update.type === "toolcall_start" && update.partial.content[update.contentIndex];
     const call = block && block.type === "toolCall" ? { id: block.id, toolName: block.name } : {};
@@ -1677,10 +1678,7 @@ const PROSE =
 function quote({ details, ...page }: Result): string[] {
   return Object.entries(details?.shown ?? {}).map(([name, [[first, last] = [0, 0]]]) => {
     const [, ...rows] = textIn(page).split("\n", last - first + 2);
-    const code = rows
-      .join("\n")
-      .replace(/(^|\n)\d+\t/g, "$1")
-      .replaceAll(LINE_CUT, "…");
+    const code = rows.map((row) => row.replace(/^\d+\t/, "").replace(LINE_CUT, "…")).join("\n");
     let fence = "````";
     while (code.includes(fence)) fence += "`";
     const file = /[ ()]/.test(name) ? JSON.stringify(name) : display(name);
