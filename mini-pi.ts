@@ -1365,7 +1365,7 @@ const headerOf = ({ id, root }: Agent) =>
   ({ type: "session", version: 3, id, timestamp: now(), cwd: root }) as const;
 
 /** Where a conversation is kept by default: a new file, the last one, or none inside of `root`. */
-function sessionFile(io: Io, { root, id }: Agent, isLast?: string): string | undefined {
+function sessionFile(io: Io, { root, id }: Agent, isLast: boolean): string | undefined {
   const state = process.env.XDG_STATE_HOME || path.join(homedir(), ".local", "state");
   const key = createHash("sha256").update(root).digest("hex").slice(0, 16);
   // A name has at most 255 bytes.
@@ -1375,8 +1375,8 @@ function sessionFile(io: Io, { root, id }: Agent, isLast?: string): string | und
   disk.mkdirSync(directory, PRIVATE);
   const files = disk.readdirSync(directory).map((name) => path.join(directory, name));
   const last = files.sort().findLast((file) => disk.statSync(file).size > 0);
-  const none = `There is no conversation about ${root} so far: this is a new one.`;
-  if (isLast && !last) note(io, none);
+  if (isLast && !last)
+    note(io, `There is no conversation about ${root} so far: this is a new one.`);
   return (isLast && last) || path.join(directory, `${now().replace(/[:.]/g, "-")}_${id}.jsonl`);
 }
 
@@ -1435,9 +1435,8 @@ function candidates(models: ai.MutableModels, name?: string, baseUrl?: string): 
   if (name && exact(name).length > 0) return exact(name);
   const firsts = models.getProviders().flatMap((one) => one.getModels().slice(0, 1));
   const usual = [...PREFERRED.flatMap(exact), ...firsts];
-  if (name === undefined) return usual;
-  const ofProvider = usual.find(({ provider }) => provider === name);
-  if (ofProvider) return [ofProvider];
+  const named = name === undefined ? usual : usual.filter(({ provider }) => provider === name);
+  if (name === undefined || named.length > 0) return named;
   if (baseUrl) return [localModel(models, name, baseUrl)];
   return usual.flatMap(({ provider }) => models.getModel(provider, name) ?? []);
 }
@@ -1482,7 +1481,7 @@ function note({ stderr }: Io, text: string, style: "dim" | "red" | "yellow" = "d
 }
 
 /** For people: the answer to stdout, as it comes if that is a terminal; all else to stderr. */
-export function printText(io: Io, quiet?: string): Agent["emit"] {
+export function printText(io: Io, quiet: boolean): Agent["emit"] {
   const { stdout } = io;
   const tell = quiet ? () => {} : note.bind(undefined, io);
   const show = stdout.isTTY ? showText((text) => stdout.write(harmless(text))) : () => {};
@@ -1548,8 +1547,9 @@ function printJson(io: Io, agent: Agent): Agent["emit"] {
     io.stdout.write(`${JSON.stringify(value).replace(/[\x7f-\x9f\u2028\u2029]/g, escaped)}\n`);
   print(headerOf(agent));
   return (event) => {
+    if (event.type !== "message_update") print(event);
     if (event.type === "agent_end" && event.message) note(io, `mini-pi: ${event.message}`, "red");
-    if (event.type !== "message_update") return print(event);
+    if (event.type !== "message_update") return;
     const update = event.assistantMessageEvent;
     const block = update.type === "toolcall_start" && update.partial.content[update.contentIndex];
     const call = block && block.type === "toolCall" ? { id: block.id, toolName: block.name } : {};
@@ -1569,7 +1569,6 @@ async function converse(io: Io, agent: Agent, baseUrl?: string): Promise<void> {
   let isOpen = true;
   let stop = new AbortController();
   let work: Promise<void> | undefined;
-  /** Asks this, or what is queued, and so on until there is nothing to ask. */
   const next = async (question = agent.queue.splice(0).join("\n")): Promise<void> => {
     if (!question) work = undefined;
     // What is half typed while it works goes on where it stands.
@@ -1674,7 +1673,6 @@ const STOPPED = `about and are call can check code compute create define describ
   them there these they this tool use using what when where which who why will with work you your`;
 const STOP = new RegExp(`^(${STOPPED.replace(/\s+/g, "|")})(s|d|es|ed|ing)?$`, "i");
 
-/** Searches for each word, its definitions, files named so, and a README and a manifest. */
 function firstCalls(words: string[]): ai.ToolCall[] {
   const search = (pattern: string, more = {}) =>
     ai.fauxToolCall("search_files", { pattern, ignoreCase: true, ...more });
@@ -1698,12 +1696,10 @@ function bestPlaces(searches: Result[]): ai.ToolCall[] {
   const distance = (a: Hit, b: Hit) => (a.file === b.file ? Math.abs(a.at - b.at) : far);
   const ranked = all.map((hit) => {
     const inFile = all.filter(({ file }) => file === hit.file).length;
-    let score = 0;
-    for (const hits of found) {
-      const nearest = Math.min(far, ...hits.map((other) => distance(hit, other)));
-      score += (1 - nearest / far) * Math.log(1 + 200 / (1 + hits.length)) * Math.log(1 + inFile);
-    }
-    return { ...hit, score: PROSE.test(hit.file) ? 0.4 * score : score };
+    const near = (hits: Hit[]) => 1 - Math.min(far, ...hits.map((one) => distance(hit, one))) / far;
+    const told = found.map((hits) => near(hits) * Math.log(1 + 200 / (1 + hits.length)));
+    const weight = Math.log(1 + inFile) * (PROSE.test(hit.file) ? 0.4 : 1);
+    return { ...hit, score: weight * told.reduce((sum, one) => sum + one, 0) };
   });
   const [top = { score: 0 }] = ranked.sort((a, b) => b.score - a.score);
   const best = ranked.filter(({ score }) => score > 0.6 * top.score);
@@ -1718,14 +1714,10 @@ const readCall = (path: string, offset: number) =>
 const PROSE =
   /test|spec|docs?\/|example|bench|licen|^(ci|scripts)\/|\.(md|txt|lock|json|map|d\.\w?ts)$|\.min/i;
 
-/** A page of read_file as a quotation, its source before it. */
 function quote({ details, ...page }: Result): string[] {
   return Object.entries(details?.shown ?? {}).map(([name, [[first, last] = [0, 0]]]) => {
     const [, ...rows] = textIn(page).split("\n", last - first + 2);
-    const code = rows
-      .join("\n")
-      .replace(/(^|\n)\d+\t/g, "$1")
-      .replaceAll(LINE_CUT, "…");
+    const code = rows.map((row) => row.replace(/^\d+\t/, "").replace(LINE_CUT, "…")).join("\n");
     let fence = "````";
     while (code.includes(fence)) fence += "`";
     const file = /[ ()]/.test(name) ? JSON.stringify(name) : display(name);
@@ -1777,8 +1769,7 @@ function parseOptions(args: string[]) {
       [values[name] ?? []].flat().join("\n") || values[name]?.toString();
     return { positionals, value };
   } catch (error) {
-    const [reason] = /(?<=: ).*?(?=\. |\.?$)/m.exec(String(error)) ?? [];
-    throw new UserError(`${reason}; --help lists the options`);
+    throw new UserError(`${String(error).split(/: |\.\s/)[1]}; --help lists the options`);
   }
 }
 
@@ -1794,7 +1785,6 @@ export async function createAgent(dir: string, given: Choice & Partial<Agent>): 
 }
 const NEVER = new AbortController().signal;
 
-/** The question, with what stdin holds if that is asked for. */
 async function readQuestion(io: Io, [question = "-", dash, ...more]: string[]): Promise<string> {
   if (more.length > 0 || (dash ?? "-") !== "-") throw new UserError("put the question in quotes");
   const given = question === "-" ? "" : question;
@@ -1859,10 +1849,10 @@ async function runCommand(args: string[], io: Io, signal: AbortSignal): Promise<
   const isTalk = asked.length === 0 && io.stdin.isTTY;
   const question = isTalk ? "" : await readQuestion(io, asked);
   const given = value("no-session") ? "" : value("session");
-  const file = given ?? sessionFile(io, agent, value("continue"));
+  const file = given ?? sessionFile(io, agent, Boolean(value("continue")));
   const tell = (text: string) => note(io, text, "yellow");
   const keep = file ? saveSession(agent, file, tell) : () => {};
-  const show = value("json") ? printJson(io, agent) : printText(io, value("quiet"));
+  const show = value("json") ? printJson(io, agent) : printText(io, Boolean(value("quiet")));
   agent.emit = (event) => void [keep, show].map((hear) => hear(event));
   if (!name && agent.model.provider === "offline" && !value("quiet")) NO_KEY.map(tell);
   if (isTalk) await converse(io, agent, value("base-url"));
