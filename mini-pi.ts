@@ -1644,7 +1644,8 @@ const OFFLINE = "offline/search: a keyword search, no language model";
 function searchReply(messages: Message[], isLast: boolean): Reply {
   const since = messages.slice(messages.findLastIndex((m) => m.role === "user" && !m.remark));
   // An identifier may be glued to letters of a script that is written without spaces.
-  const all = textIn(since[0]).match(/[\w$]{3,}|[^\P{L}\w\p{sc=Han}\p{sc=Hang}]{3,}/gu) ?? [];
+  const question = textIn(since[0]);
+  const all = question.match(/[\w$]{3,}|[^\P{L}\w\p{sc=Han}\p{sc=Hang}]{3,}/gu) ?? [];
   const telling = all.filter((word) => !STOP.test(word));
   const stems = telling.map((word) => word.replace(/^([a-z]{3,}?)(ies|ing|ed|s)$/, "$1"));
   const words = [...new Set(stems)].slice(0, 8);
@@ -1654,7 +1655,7 @@ function searchReply(messages: Message[], isLast: boolean): Reply {
   // The last search is for a README and a manifest, where nothing else is found.
   const about = Object.keys(searches.at(-1)?.details?.matches ?? {}).slice(0, 2);
   const reads = best.length > 0 ? best : about.map((file) => readCall(file, 1));
-  const calls = isLast ? [] : ([firstCalls(words), reads][repliesIn(since).length] ?? []);
+  const calls = isLast ? [] : ([firstCalls(question, words), reads][repliesIn(since).length] ?? []);
   if (calls.length > 0) return ai.fauxAssistantMessage(calls, { stopReason: "toolUse" });
   const passages = results.filter((m) => m.toolName === "read_file").flatMap(quote);
   const failure = searches.find(({ isError }) => isError);
@@ -1673,9 +1674,12 @@ const STOPPED = `about and are call can check code compute create define describ
   them there these they this tool use using what when where which who why will with work you your`;
 const STOP = new RegExp(`^(${STOPPED.replace(/\s+/g, "|")})(s|d|es|ed|ing)?$`, "i");
 
-function firstCalls(words: string[]): ai.ToolCall[] {
+/** Reads files that are named; searches each word, its definitions, and files called so. */
+function firstCalls(question: string, words: string[]): ai.ToolCall[] {
+  const paths = question.match(/[\p{L}\p{N}_./-]+\.[a-z]\w{0,4}(?=$|[^\w(])/gu) ?? [];
+  const named = paths.slice(0, 4).map((path) => readCall(path.replace(/^[ab]\//, ""), 1));
   const search = (pattern: string, more = {}) =>
-    ai.fauxToolCall("search_files", { pattern, ignoreCase: true, ...more });
+    ai.fauxToolCall("search_files", { pattern, ignoreCase: true, ...more }, { id: "search" });
   const plain = words.map((word) => word.replaceAll("$", "\\$"));
   const each = plain.flatMap((word) => [
     search(word),
@@ -1684,7 +1688,7 @@ function firstCalls(words: string[]): ai.ToolCall[] {
     search(String.raw`\b${word}\s*(?:\([^;=]*\{\s*$|[:=]\s*(?:async\s*)?(?:function|\())`),
   ]);
   if (words.length > 0) each.push(search("\\S", { glob: `*{${words.join(",")}}*` }));
-  return [...each, search("\\S", { glob: INTRODUCTIONS })];
+  return [...named, ...each, search("\\S", { glob: INTRODUCTIONS })];
 }
 const INTRODUCTIONS =
   "/{[Rr][Ee][Aa][Dd][Mm][Ee]*,package.json,{Cargo,pyproject}.toml,go.mod,pom.xml,composer.json}";
@@ -1710,7 +1714,7 @@ type Hit = { file: string; at: number };
 const hitsOf = ({ matches = {} }: Details): Hit[] =>
   Object.entries(matches).flatMap(([file, all]) => all.map(([at]) => ({ file, at })));
 const readCall = (path: string, offset: number) =>
-  ai.fauxToolCall("read_file", { path, offset, limit: 14 });
+  ai.fauxToolCall("read_file", { path, offset, limit: 14 }, { id: "read" });
 const PROSE =
   /test|spec|docs?\/|example|bench|licen|^(ci|scripts)\/|\.(md|txt|lock|json|map|d\.\w?ts)$|\.min/i;
 

@@ -7,14 +7,7 @@ import * as http from "node:http";
 import type { AddressInfo } from "node:net";
 import { PassThrough } from "node:stream";
 import { after, test } from "node:test";
-import {
-  createAgent,
-  findModel,
-  printText,
-  runAgent,
-  saveSession,
-  trimContext,
-} from "../mini-pi.ts";
+import { createAgent, findModel, printText, runAgent, trimContext } from "../mini-pi.ts";
 import {
   agentWith,
   freshSeed,
@@ -25,7 +18,7 @@ import {
   temporary,
   write,
 } from "./fixtures.ts";
-import { reply as answer, call, startModelServer, status } from "./model-server.ts";
+import { reply as answer, call, results, startModelServer } from "./model-server.ts";
 import { runHere, atServer as to } from "./run-cli.ts";
 
 const DIR = temporary();
@@ -178,7 +171,7 @@ test("whatever is sent in the place of any field, a question ends, and throws no
     const choice = choices[i % 2];
     assert.ok(choice);
     const agent = await createAgent(DIR, { ...choice, limits });
-    const show = printText({ stdin: process.stdin, stdout, stderr }, undefined);
+    const show = printText({ stdin: process.stdin, stdout, stderr }, false);
     const lines: string[] = [];
     agent.emit = (event) => {
       show(event);
@@ -193,4 +186,85 @@ test("whatever is sent in the place of any field, a question ends, and throws no
   clearInterval(beat);
   t.diagnostic(`${RUNS} runs: ${JSON.stringify(counts)}; longest wait ${longest.toFixed(0)} ms`);
   assert.ok((counts.answered ?? 0) + (counts.limit ?? 0) > 0 && (counts.error ?? 0) > 0);
+});
+
+// ----------------------------------------------------------------- Without end
+
+test("a response of more than 16 MB ends the question, with its memory bounded", async () => {
+  for (const kind of ["text", "arguments", "error"] as const) {
+    const server = http.createServer((_, response) => {
+      const isError = kind === "error";
+      response.writeHead(isError ? 400 : 200, { "content-type": "text/event-stream" });
+      const part = { content: "x".repeat(256 * 1024) };
+      const call_ = { index: 0, function: { arguments: '"'.padEnd(256 * 1024, "x") } };
+      const first = { index: 0, id: "c", function: { name: "read_file", arguments: '{"path":' } };
+      const send = (delta: object) =>
+        response.write(isError ? "x".repeat(65_536) : `data: ${JSON.stringify(chunk(delta))}\n\n`);
+      if (kind === "arguments") send({ tool_calls: [first] });
+      const more = () => {
+        while (!response.destroyed && send(kind === "text" ? part : { tool_calls: [call_] }));
+      };
+      response.on("drain", more);
+      more();
+    });
+    server.listen(0, "127.0.0.1");
+    await once(server, "listening");
+    const url = `http://127.0.0.1:${(server.address() as AddressInfo).port}/v1`;
+    const args = ["-m", "some-model", "--base-url", url, "--no-session", "-q", DIR, "what?"];
+    const { code, stderr } = await runHere(args, { env: { MINI_PI_RETRY_MS: "1" } });
+    server.close().closeAllConnections();
+    assert.equal(code, 1, kind);
+    assert.match(stderr, /16 MB/, kind);
+  }
+  assert.ok(process.memoryUsage().rss < 900 * 1024 ** 2);
+});
+
+test("pictures count in the room of a turn", async () => {
+  const agent = await agentWith(
+    Object.fromEntries(Array.from({ length: 12 }, (_, i) => [`${i}.png`, png(2, 2, 2_900_000)])),
+  );
+  await using server = await startModelServer([
+    answer(Array.from({ length: 12 }, (_, i) => call("read_file", { path: `${i}.png` }))),
+    answer("Black."),
+  ]);
+  const args = to(server, "--no-session", agent.root, "what is in them?");
+  assert.equal((await runHere(args, { env: keyed })).code, 0);
+  const sent = JSON.stringify(server.requests[1]?.body ?? "").length;
+  assert.ok(sent > 3_000_000 && sent < 12_000_000, `${sent} bytes`);
+});
+
+// ----------------------------------------------------------------- What the user hides
+
+test("what the user hides is listed, but neither read, searched nor cited", async () => {
+  const agent = await agentWith({
+    "a.ts": "needle\n",
+    "notes/plan.md": "needle\n",
+    "dump.sql": "needle\n",
+    "deep/er/dump.sql": "needle\n",
+    "x,y.txt": "needle\n",
+  });
+  const look = answer([
+    call("read_file", { path: "notes/plan.md" }),
+    call("search_files", { pattern: "needle", context: 2 }),
+    call("search_files", { pattern: "needle", path: "notes" }),
+    call("search_files", { pattern: "needle", glob: "*.sql" }),
+    call("list_files", {}),
+  ]);
+  await using server = await startModelServer([
+    look,
+    answer("See notes/plan.md:1."),
+    answer("So."),
+  ]);
+  const hide = ["--hide", "notes", "--hide", "x,y.txt"];
+  const args = to(server, "--no-session", ...hide, agent.root, "what is it?");
+  await runHere(args, { env: { ...keyed, MINI_PI_HIDE: "*.sql,*.none" } });
+  const [plan = "", all = "", ...others] = server.requests[1]
+    ? results(server.requests[1]).map((r) => r.text)
+    : [];
+  assert.match(plan, /neither read nor searched/);
+  assert.match(all, /^a\.ts\n1: needle\n\[left out.*: deep, notes, dump\.sql, x,y\.txt\]$/);
+  assert.doesNotMatch([plan, all, ...others].join("\n"), /(plan|sql|y\.txt)\n1: needle/);
+  assert.match(others.at(-1) ?? "", /^notes\/ \(1 entries\)\n[\s\S]*^dump\.sql \(7 bytes, secret/m);
+  const again = JSON.stringify(server.requests[2]?.body);
+  assert.match(again, /notes\/plan\.md:1: notes\/plan\.md holds secrets/);
 });

@@ -8,6 +8,7 @@ import {
   readdirSync,
   readFileSync,
   statSync,
+  symlinkSync,
   writeFileSync,
 } from "node:fs";
 import path from "node:path";
@@ -587,4 +588,88 @@ test("a wrong call with --json is a line on stderr, exit 2, and an empty stdout"
   const { code, stdout, stderr } = await runHere(["--json", "no/such/dir", "q"]);
   assert.deepEqual([code, stdout], [2, ""]);
   assert.match(stderr, /^mini-pi: [^\n]*\n$/);
+});
+
+test("what in a session file is no message is passed over, which is said, and costs nothing", async () => {
+  const file = path.join(temporary(), "odd.jsonl");
+  const entry = (id: string, parentId: string | null, message: unknown) =>
+    JSON.stringify({ type: "message", id, parentId, timestamp: "", message });
+  const usage = { input: 1, output: 1, cacheRead: 0, cacheWrite: 0, totalTokens: 2 };
+  const cost = { input: 0, output: 0, cacheRead: 0, cacheWrite: 0, total: 0 };
+  const look = { type: "toolCall", id: "c", name: "read_file", arguments: { path: "a.ts" } };
+  const content = [{ type: "text", text: "kept answer" }, look];
+  const said = { role: "assistant", content, api: "anthropic-messages", provider: "anthropic" };
+  const shown = (lines: unknown) => ({
+    role: "toolResult",
+    toolCallId: "c",
+    toolName: "read_file",
+    content: [{ type: "text", text: "x" }],
+    details: { shown: lines },
+  });
+  const whole = { ...said, stopReason: "toolUse", usage: { ...usage, cost } };
+  const odd = [
+    { role: "user", content: {} },
+    { role: "user", content: [{ type: "text", text: { toString: 1 } }] },
+    { ...said, stopReason: "stop" },
+    { ...whole, content: [null] },
+    shown(5),
+    shown({ "a.ts": 5 }),
+    shown({ "a.ts": [[1]] }),
+    { role: "toolResult" },
+    { role: "system", content: "obey" },
+    7,
+  ];
+  const messages = [{ role: "user", content: "kept question" }, whole, ...odd];
+  const huge = shown({ "a.ts": [[1, 3e7]] });
+  const lines = [...messages, huge].map((one, i) => entry(`${i}`, i ? `${i - 1}` : null, one));
+  const header = { type: "session", version: 3, id: "s", timestamp: "", cwd: DIR };
+  writeFileSync(file, `${[JSON.stringify(header), "null", ...lines].join("\n")}\n`);
+  const answer = reply("It is a.ts:1.");
+  const { code, stderr, requests } = await ask([answer], ["--session", file]);
+  assert.equal(code, 0, stderr);
+  assert.match(stderr, /odd\.jsonl has 11 torn or odd lines, which are passed over/);
+  const sent = JSON.stringify(requests[0]?.body);
+  assert.ok(sent.includes("kept question") && sent.includes("kept answer"));
+  assert.doesNotMatch(sent, /obey/);
+});
+
+test("a header that is none of a session is refused", async () => {
+  const file = path.join(temporary(), "other.jsonl");
+  for (const header of [
+    { type: "session", cwd: DIR },
+    { type: "session", id: {}, cwd: DIR },
+  ]) {
+    writeFileSync(file, `${JSON.stringify(header)}\n`);
+    const { code, stderr } = await ask([], ["--session", file]);
+    assert.equal(code, 2);
+    assert.match(stderr, /holds no session/);
+  }
+});
+
+test("a state directory that leads into the directory by a link gets nothing", async () => {
+  const [inside, home] = [temporary(), temporary()];
+  write(inside, { "a.ts": "x\n" });
+  for (const [link, env] of [
+    ["state", { XDG_STATE_HOME: path.join(home, "state") }],
+    ["home", { HOME: path.join(home, "home"), XDG_STATE_HOME: "" }],
+  ] as const) {
+    symlinkSync(inside, path.join(home, link));
+    await using server = await startModelServer([reply("So.")]);
+    const result = await runHere(to(server, inside, "what?"), { env: { ...keyed, ...env } });
+    assert.equal(result.code, 0, result.stderr);
+    assert.deepEqual(readdirSync(inside), ["a.ts"]);
+  }
+});
+
+test("a directory with a name of 245 characters has its sessions, too", async () => {
+  const home = temporary();
+  for (const name of ["n".repeat(245), "漢".repeat(80)]) {
+    const long = path.join(temporary(), name);
+    write(long, { "a.ts": "x\n" });
+    await using server = await startModelServer([reply("So.")]);
+    const env = { ...keyed, XDG_STATE_HOME: path.join(home, "state") };
+    const result = await runHere(to(server, long, "what?"), { env });
+    assert.equal(result.code, 0, result.stderr);
+  }
+  assert.equal(readdirSync(path.join(home, "state", "mini-pi")).length, 2);
 });
