@@ -515,8 +515,11 @@ function parseJson(text: string) {
 /** What bytes say that should be UTF-8: stray ones are replaced, another encoding is guessed. */
 function decode(bytes: Buffer): { text: string; note: string } {
   const text = new TextDecoder().decode(bytes, { stream: true });
-  const bad = text.split("\ufffd").length - 1;
-  const good = text.replace(/[\0-\x7f\ufffd]/g, "").length;
+  const odd = text.indexOf("\ufffd");
+  // A part of a long text tells enough.
+  const part = odd < 0 ? "" : text.slice(Math.max(0, odd - PAGE_BYTES), odd + PAGE_BYTES);
+  const bad = part.split("\ufffd").length - 1;
+  const good = part.replace(/[\0-\x7f\ufffd]/g, "").length;
   if (bad <= good) return { text, note: bad > 0 ? `; ${bad} bytes are not UTF-8` : "" };
   const known = /^(gb|big5|shift|euc|koi8|windows|iso-8859).*/i;
   const guess = known.exec(chardet.detect(bytes.subarray(0, PAGE_BYTES)) ?? "")?.[0];
@@ -904,7 +907,7 @@ function rowsOf({ file, places, total }: Hits, { agent, context, signal }: Query
     const all = [...near].filter(isThere).sort((a, b) => a - b);
     const rows = all.map((at): Row => {
       const mark = columns.has(at) ? ":" : heads.has(at) ? "=" : "-";
-      const line = lines[at - 1] ?? `[beyond the first 8 MB: read_file shows it, offset=${at}]`;
+      const line = lines[at - 1] ?? `[beyond the first 4 MB: read_file shows it, offset=${at}]`;
       return { name: open.name, at, mark, text: `${at}${mark} ${excerpt(line, columns.get(at))}` };
     });
     const [first, last] = [rows[0], rows.at(-1)];
@@ -914,7 +917,7 @@ function rowsOf({ file, places, total }: Hits, { agent, context, signal }: Query
     return rows;
   });
 }
-const SEARCHED_BYTES = 8 * 1024 ** 2;
+const SEARCHED_BYTES = 4 * 1024 ** 2;
 const OUTLINED_LINES = 20_000;
 const MATCH_CHARACTERS = 300;
 
