@@ -547,11 +547,12 @@ async function withFile<T>(agent: Agent, full: string | Buffer, use: Use<T>): Pr
   const { O_RDONLY, O_NOFOLLOW = 0, O_NONBLOCK = 0 } = disk.constants;
   const handle = await fs.open(full, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
   try {
-    // Linux tells where an open file lies. Elsewhere the path is looked at again.
-    const fd = `/proc/self/fd/${handle.fd}`;
-    const place = await fs.readlink(fd).catch(() => fs.realpath(`${full}`));
-    const [now, opened] = [await fs.lstat(place), await handle.stat()];
-    const isSame = now.ino === opened.ino && now.dev === opened.dev;
+    // Linux tells where an open file lies. Elsewhere its path is looked at, and compared with it.
+    const link = await fs.readlink(`/proc/self/fd/${handle.fd}`).catch(() => undefined);
+    const place = link ?? (await fs.realpath(`${full}`));
+    const opened = await handle.stat();
+    const { ino, dev } = link === undefined ? await fs.lstat(place) : opened;
+    const isSame = ino === opened.ino && dev === opened.dev;
     if (!isInside(root, place) || !isSame) refuse("points outside of the directory");
     const name = relativeName(root, place);
     const head = (await firstBytes(handle, SNIFF_BYTES)).toString("latin1");
