@@ -146,6 +146,14 @@ async function realInside(root: string, full: string): Promise<string | undefine
   return real !== undefined && isInside(root, real) ? real : undefined;
 }
 
+/** Those of some files that are inside: a walk may have been led out by a link that was swapped in.
+ * Of a name that is no UTF-8, the directory is looked at. */
+async function insideOnes(root: string, names: string[]): Promise<string[]> {
+  const place = (name: string) => path.join(root, name.replace(/\/?[^/]*\ufffd.*/, ""));
+  const real = await Promise.all(names.map((name) => realInside(root, place(name))));
+  return names.filter((_, i) => real[i] !== undefined);
+}
+
 /** The path of a file as results show it and the model can pass it back: relative, with "/". */
 const relativeName = (root: string, full: string) =>
   path.relative(root, full).split(path.sep).join("/");
@@ -188,7 +196,8 @@ const listFiles = tool({
     if (!glob) return { text: await listDirectory(agent, full) };
     const place = relativeName(agent.root, full);
     const { files, notes } = await walk({ agent, place, glob, signal });
-    const list = listing(files.map(display), files.length) || `No file matches ${glob}.`;
+    const shown = await insideOnes(agent.root, files.slice(0, MAX_ENTRIES));
+    const list = listing(shown.map(display), files.length) || `No file matches ${glob}.`;
     return { text: [list, ...notes].join("\n") };
   },
 });
@@ -533,33 +542,40 @@ function decode(bytes: Buffer): { text: string; note: string } {
 type OpenFile = { name: string; size: number; head: string; handle: fs.FileHandle };
 type Use<T> = (file: OpenFile) => Promise<T>;
 
-/** Opens a file for as long as `use` takes: the one way to the bytes of a file. Looks at where the
- * open file lies, as a directory above it may have become a link meanwhile. Throws a sentence about
- * what is no regular file, or secret: opening a FIFO blocks for good. */
+/** Opens a file for as long as `use` takes: the one way to the bytes of a file. Throws a sentence
+ * about what is no regular file, or secret: opening a FIFO blocks for good. */
 async function withFile<T>(agent: Agent, full: string | Buffer, use: Use<T>): Promise<T> {
-  const { root } = agent;
   const refuse = (why: string) => {
-    throw new Error(`${display(relativeName(root, `${full}`) || ".")} ${why}.`);
+    throw new Error(`${display(relativeName(agent.root, `${full}`) || ".")} ${why}.`);
   };
   const state = await fs.lstat(full);
   if (state.isDirectory()) refuse("is a directory: use list_files");
   if (!state.isFile()) refuse("is no regular file, so it is not opened");
-  const { O_RDONLY, O_NOFOLLOW = 0, O_NONBLOCK = 0 } = disk.constants;
-  const handle = await fs.open(full, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
+  return withOpen(agent.root, full, disk.constants.O_RDONLY, async (handle, place) => {
+    const name = relativeName(agent.root, place);
+    const head = (await firstBytes(handle, SNIFF_BYTES)).toString("latin1");
+    const file = { name, size: (await handle.stat()).size, head, handle };
+    if (isSecret(agent, name) || OF_PROCESS.test(place) || (await holdsSecret(file)))
+      refuse("holds secrets: it is listed, but neither read nor searched");
+    return use(file);
+  });
+}
+
+type UseOpen<T> = (handle: fs.FileHandle, place: string) => Promise<T>;
+/** Opens what is at a path, and looks where that lies: a directory above it may have become a link
+ * since the path was checked. */
+async function withOpen<T>(root: string, full: string | Buffer, flags: number, use: UseOpen<T>) {
+  const { O_NOFOLLOW = 0, O_NONBLOCK = 0 } = disk.constants;
+  const handle = await fs.open(full, flags | O_NOFOLLOW | O_NONBLOCK);
   try {
     // Linux tells where an open file lies. Elsewhere its path is looked at, and compared with it.
     const link = await fs.readlink(`/proc/self/fd/${handle.fd}`).catch(() => undefined);
     const place = link ?? (await fs.realpath(`${full}`));
     const opened = await handle.stat();
     const { ino, dev } = link === undefined ? await fs.lstat(place) : opened;
-    const isSame = ino === opened.ino && dev === opened.dev;
-    if (!isInside(root, place) || !isSame) refuse("points outside of the directory");
-    const name = relativeName(root, place);
-    const head = (await firstBytes(handle, SNIFF_BYTES)).toString("latin1");
-    const file = { name, size: opened.size, head, handle };
-    if (isSecret(agent, name) || OF_PROCESS.test(place) || (await holdsSecret(file)))
-      refuse("holds secrets: it is listed, but neither read nor searched");
-    return await use(file);
+    if (isInside(root, place) && ino === opened.ino && dev === opened.dev)
+      return await use(handle, place);
+    throw new Error(`${display(relativeName(root, `${full}`))} points outside of the directory.`);
   } finally {
     await handle.close();
   }
@@ -632,15 +648,19 @@ const LINE_CHARACTERS = 2000;
 const LINE_CUT = " [cut; search_files finds places in this line]";
 
 /** The entries of a directory in the order of their names, directories first. */
-async function entriesIn(full: string): Promise<disk.Dirent[]> {
-  const entries = await fs.readdir(full, { withFileTypes: true });
+async function entriesIn(root: string, full: string): Promise<disk.Dirent[]> {
+  const read = (place: string) => fs.readdir(place, { withFileTypes: true });
+  const entries = await (process.platform === "linux"
+    ? withOpen(root, full, disk.constants.O_DIRECTORY, ({ fd }) => read(`/proc/self/fd/${fd}`))
+    : read(full));
+  for (const entry of entries) entry.parentPath = full;
   const rank = (entry: disk.Dirent) => (entry.isDirectory() ? 0 : 1);
   return entries.sort((a, b) => rank(a) - rank(b) || (a.name < b.name ? -1 : 1));
 }
 
 /** A directory: directories first, with some of what is in them, then files with their size. */
 async function listDirectory(agent: Agent, full: string): Promise<string> {
-  const entries = await entriesIn(full);
+  const entries = await entriesIn(agent.root, full);
   const previewBytes = Math.min(100, 3000 / entries.length);
   const describe = (entry: disk.Dirent) => describeEntry(agent, entry, previewBytes);
   const lines = await Promise.all(entries.slice(0, MAX_ENTRIES).map(describe));
@@ -671,7 +691,7 @@ async function describeEntry(agent: Agent, entry: disk.Dirent, previewBytes: num
     const about = state?.isFile() ? size(state.size) : "no regular file";
     return `${display(name)} (${about}${isSecret(agent, name) ? ", secret: not read" : ""})`;
   }
-  const entries = await entriesIn(full).catch(() => undefined);
+  const entries = await entriesIn(root, full).catch(() => undefined);
   if (!entries) return `${display(`${name}/`)} (may not be read)`;
   const names = entries.map((one) => display(one.isDirectory() ? `${one.name}/` : one.name));
   const some = isSecret(agent, name) ? [] : fitting(names, previewBytes);
@@ -690,7 +710,8 @@ async function likeNames(agent: Agent, name: string) {
   const like = starts.find((start) => fold(start) === wanted);
   const same = like && (await realInside(agent.root, path.join(agent.root, like)));
   const stem = (file: string) => path.posix.parse(file).name.toLowerCase();
-  const near = names.filter((file) => stem(file) === stem(name)).sort();
+  const alike = names.filter((file) => stem(file) === stem(name)).sort();
+  const near = await insideOnes(agent.root, alike.slice(0, 100));
   return { same, near: near.length > 0 ? `Near it: ${few(near, 5)}.` : "See list_files." };
 }
 
@@ -791,7 +812,9 @@ async function walk(where: Place): Promise<{ files: string[]; args: string[]; no
     const top = file.slice(start.length).split("/", 1)[0] ?? "";
     if (!tops.has(top) && !isSecret(agent, file)) tops.add(top);
   }
-  const kinds = (await entriesIn(full)).filter((one) => one.isFile() || one.isDirectory());
+  const kinds = (await entriesIn(agent.root, full)).filter(
+    (one) => one.isFile() || one.isDirectory(),
+  );
   const left = few(kinds.flatMap(({ name }) => (tops.has(name) ? [] : name)));
   const note = `[left out, as ignored, secret, empty or unreadable: ${left}]`;
   const notes = left ? [...all.notes, note] : all.notes;
