@@ -35,11 +35,13 @@ const CANARIES = new RegExp(
 );
 
 const SECRETS = words(
-  ".env .env.local sub/.env.production .git/config .git/HEAD id_rsa sub/id_ed25519 tls/server.key a.pem .npmrc .netrc",
+  ".env .env.local sub/.env.production .git/config .git/HEAD id_rsa sub/id_ed25519 tls/server.key a.p12 .npmrc .envrc prod.env .aws/credentials .netrc",
 );
 const KEY = `-----BEGIN RSA PRIVATE KEY-----\n${CANARY}\n-----END RSA PRIVATE KEY-----\n`;
 const PLAIN: Tree = {
   "README.md": "# Title\n\nwords of the file\n",
+  "file.ts": "words inside\n",
+  "dir/a.ts": "words inside\n",
   "src/a.ts": "export const a = 1; // KEY=\n",
   "src/b.test.ts": "a();\n".repeat(900),
   "src/deep/er/c.ts": "const c = 'é漢😀';\r\n".repeat(50),
@@ -120,6 +122,7 @@ export function makeTraps(base: string): number {
       "repo.env": CANARY,
       "outside/secret.txt": `KEY=${CANARY}\n`,
     },
+    "outside/a.ts": `${CANARY}\n`,
     [`outside/${CANARY}.txt`]: `${CANARY}\n`,
     [`outside/${CANARY}/a.ts`]: `const a = "${CANARY}";\n`,
     "outside/picture.png": Buffer.concat([png(3, 3), Buffer.from(CANARY.repeat(9))]),
