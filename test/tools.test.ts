@@ -649,7 +649,7 @@ test("what a result shows as a name can be passed back as it is, and works in ev
     files.push(file);
     // A search takes the file's name and the directory's.
     const found = `${file}\n1: word${i} here`;
-    for (const path of everyNth(6, [file, entry, "", "", "", "", ""], i).filter(Boolean))
+    for (const path of everyNth(12, [file, entry, ...Array(11).fill("")], i).filter(Boolean))
       assert.equal((await search(agent, "word", { path })).text, found, about);
   }
   // A search of them all and a list by a glob show the same names.
@@ -1058,7 +1058,7 @@ test("a search groups its lines by file, sorted, with the lines around where ask
 
 test("a pattern that is no regular expression is taken literally, and that is said", async () => {
   const agent = await agentWith({ "a.ts": "call(\nx[0\n*p++\n(?<=a)b\n" });
-  for (const pattern of ["call(", "x[0", "*p++", "(?<=a)b"]) {
+  for (const pattern of everyNth(2, ["call(", "x[0", "*p++", "(?<=a)b"])) {
     const { text } = await search(agent, pattern);
     assert.match(text, /literal/, pattern);
     assert.ok(text.includes(`: ${pattern}`), `${pattern}: ${text}`);
@@ -1072,7 +1072,8 @@ test("no pattern is a flag, hangs the search or breaks it", async () => {
   assert.match((await search(agent, "-e")).text, /^a\.ts\n2: /);
   const patterns = ["(a+)+$", "(a|aa)+$", "(.*)*x", "a{1,100}{1,100}", "(?i)(?s).*", "\\p{Nope}"];
   if (isLong) patterns.push("a{1,1000}{1,1000}");
-  for (const pattern of [...patterns, "a\nb", "(?x) a # c", "[[:alpha:]]", ""]) {
+  patterns.push("a\nb", "(?x) a # c", "[[:alpha:]]", "");
+  for (const pattern of everyNth(2, patterns)) {
     const start = Date.now();
     const { text } = await search(agent, pattern);
     assert.doesNotMatch(text, /stopped for its time/, pattern);
