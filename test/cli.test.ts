@@ -548,7 +548,7 @@ test("nothing is written in the directory, and nothing in it configures the agen
     "src/a.ts": "export const answer = 42;\n",
   });
   const before = snapshot(dir);
-  const offline = await runCli([dir, "where is the answer?"], { cwd: dir });
+  const offline = await runHere([dir, "where is the answer?"], { cwd: dir });
   assert.match(offline.stderr, /No key found/);
   assert.match(offline.stdout, /src\/a\.ts:1/);
   await using server = await startModelServer([
