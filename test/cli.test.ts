@@ -13,7 +13,7 @@ import {
 } from "node:fs";
 import path from "node:path";
 import { test } from "node:test";
-import { temporary, write } from "./fixtures.ts";
+import { everyNth, temporary, write } from "./fixtures.ts";
 import {
   call,
   type JsonObject,
@@ -88,10 +88,9 @@ function assertOneLine({ stdout, stderr }: { stdout: string; stderr: string }, s
 }
 
 /** Runs mini-pi on a pseudo-terminal; stdout and stderr are one there. */
-async function runOnTerminal(args: string[], options: CliOptions = {}) {
+async function runOnTerminal(args: string[]) {
   const line = `stty cols 300 && exec ${command(...args)}`;
-  const env = { TERM: "xterm-256color", ...options.env };
-  const result = await startTerminal(line, { ...options, env }).done;
+  const result = await startTerminal(line, { env: { TERM: "xterm-256color" } }).done;
   return { ...result, stdout: result.stdout.replaceAll("\r\n", "\n") };
 }
 
@@ -264,7 +263,7 @@ test("debug switches of Node and of the providers' libraries leave stdout the an
   const logs = { DEBUG: "*", OPENAI_LOG: "debug", ANTHROPIC_LOG: "debug" };
   const env = { ...keyed, ...logs, NODE_DEBUG: "http,net,fetch,undici" };
   const results = [];
-  for (const name of ["anthropic", "openai"]) {
+  for (const name of everyNth(2, ["openai", "anthropic"])) {
     await using server = await startModelServer([read(), reply(ACTIVE)]);
     const local = ["-m", "qwen9", "--base-url", server.openaiUrl, DIR];
     const args = name === "anthropic" ? to(server) : local;
@@ -304,7 +303,7 @@ test("--quiet leaves stderr empty, but for errors", async () => {
   const [good, bad, offline] = await Promise.all([
     ask([read(), reply("It counts: a.ts:1, b.ts:9."), reply("It counts: b.ts:9.")], ["-q"]),
     ask([status(401)], ["--quiet"]),
-    runHere(["-q", DIR, "where is the answer?"]),
+    runHere(["-q", DIR, "what is it?"]),
   ]);
   assert.deepEqual([good.code, good.stderr], [0, ""]);
   assertOneLine(bad, /ANTHROPIC_API_KEY/);
@@ -314,7 +313,7 @@ test("--quiet leaves stderr empty, but for errors", async () => {
 // ------------------------------------------------------------------------------ The terminal
 
 test("colours are for terminals only, and NO_COLOR is honoured there", onTerminal, async () => {
-  const args = ["-m", "offline", DIR, "where is the answer?"];
+  const args = ["-m", "offline", DIR, "what is it?"];
   const terminal = { TERM: "xterm-256color", COLORTERM: "truecolor" };
   const coloured = await runOnTerminal(args);
   const plain = await Promise.all([
@@ -329,39 +328,36 @@ test("colours are for terminals only, and NO_COLOR is honoured there", onTermina
   }
 });
 
-test(
-  "on a terminal nothing that the model, a file or its name says can act on it",
-  onTerminal,
-  async () => {
-    const name = "evil\x1b]0;t\x07\u202e.ts";
-    const dir = tree({ [name]: `${ACTIVE}\n` });
-    const shown: unknown[] = [];
-    const steps = [
-      reply([
-        call("list_files"),
-        call("read_file", { path: name }),
-        call("read_file", { path: ACTIVE }),
-      ]),
-      (request: ModelRequest) => {
-        shown.push(...results(request));
-        return reply([
-          thinking(ACTIVE),
-          text([`${ACTIVE}\x1b`, `[31m${ACTIVE}`]),
-          call(ACTIVE, { path: ACTIVE }),
-        ]);
-      },
-      reply(`See ${ACTIVE} and \x1b[2J${name}:99.`),
-      reply(`See ${ACTIVE}`),
-    ];
-    await using server = await startModelServer(steps);
-    const args = [...atServer(server), dir, ACTIVE.replace("\0", "")];
-    const { code, stdout } = await runOnTerminal(args, { env: { ...keyed, NO_COLOR: "1" } });
-    assert.equal(code, 0, stdout);
-    assert.doesNotMatch(stdout, ACTS);
-    assert.match(stdout, /\tend/);
-    assert.equal(shown.length, 3);
-  },
-);
+test("on a terminal nothing that the model, a file or its name says can act on it", async () => {
+  const name = "evil\x1b]0;t\x07\u202e.ts";
+  const dir = tree({ [name]: `${ACTIVE}\n` });
+  const shown: unknown[] = [];
+  const steps = [
+    reply([
+      call("list_files"),
+      call("read_file", { path: name }),
+      call("read_file", { path: ACTIVE }),
+    ]),
+    (request: ModelRequest) => {
+      shown.push(...results(request));
+      return reply([
+        thinking(ACTIVE),
+        text([`${ACTIVE}\x1b`, `[31m${ACTIVE}`]),
+        call(ACTIVE, { path: ACTIVE }),
+      ]);
+    },
+    reply(`See ${ACTIVE} and \x1b[2J${name}:99.`),
+    reply(`See ${ACTIVE}`),
+  ];
+  await using server = await startModelServer(steps);
+  const args = [...atServer(server), dir, ACTIVE.replace("\0", "")];
+  const env = { ...keyed, NO_COLOR: "1" };
+  const { code, stdout } = await runHere(args, { env, terminal: true });
+  assert.equal(code, 0, stdout);
+  assert.doesNotMatch(stdout, ACTS);
+  assert.match(stdout, /\tend/);
+  assert.equal(shown.length, 3);
+});
 
 test("an error from the provider cannot act on a terminal either", async () => {
   const env = { ...keyed, NO_COLOR: "1" };
@@ -419,11 +415,11 @@ test("--thinking reaches the model, medium without it, and off is never more tha
 });
 
 test("MINI_PI_MODEL names the model, -m goes before it, and an empty one counts as unset", async () => {
-  const offline = ["-m", "offline/search", DIR, "where is the answer?"];
+  const offline = ["-m", "offline/search", DIR, "what is it?"];
   const [named, before, empty, wrong] = await Promise.all([
-    runHere([DIR, "where is the answer?"], { env: { ...keyed, MINI_PI_MODEL: "offline/search" } }),
+    runHere([DIR, "what is it?"], { env: { ...keyed, MINI_PI_MODEL: "offline/search" } }),
     runHere(offline, { env: { MINI_PI_MODEL: MODEL } }),
-    runHere([DIR, "where is the answer?"], { env: { MINI_PI_MODEL: "" } }),
+    runHere([DIR, "what is it?"], { env: { MINI_PI_MODEL: "" } }),
     runHere([DIR, "q"], { env: { MINI_PI_MODEL: "nobody/nothing" } }),
   ]);
   for (const { code, stdout } of [named, before, empty]) {
@@ -552,7 +548,7 @@ test("nothing is written in the directory, and nothing in it configures the agen
     "src/a.ts": "export const answer = 42;\n",
   });
   const before = snapshot(dir);
-  const offline = await runCli([dir, "where is the answer?"], { cwd: dir });
+  const offline = await runHere([dir, "where is the answer?"], { cwd: dir });
   assert.match(offline.stderr, /No key found/);
   assert.match(offline.stdout, /src\/a\.ts:1/);
   await using server = await startModelServer([

@@ -1,7 +1,7 @@
 // What can go wrong, and what the user then sees: a table of faults and their outcome. A real server
 // injects each of them into a run of the command line, once for a model of Anthropic and once for a
-// local server that speaks OpenAI's protocol. Most runs are in this process; one of each kind has a
-// process of its own, which must also end by itself, with its output and its exit code.
+// local server that speaks OpenAI's protocol. Most runs are in this process; some of each kind have a
+// process of their own, which must also end by itself, with its output and its exit code.
 //
 // A row names the fault, what the server does request by request, and the outcome: the exit code, the
 // whole of stdout, a line on stderr, and the number of requests (that of the steps, if not said).
@@ -20,6 +20,7 @@ import type * as net from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { after, describe, test } from "node:test";
+import { everyNth } from "./fixtures.ts";
 import {
   ABSENT,
   type Api,
@@ -62,7 +63,7 @@ interface Outcome {
   sent?: (requests: ModelRequest[]) => void;
   /** For a fault that one API only knows, or that does not depend on it. */
   api?: Api;
-  /** With this API the row is run in a process of its own. None of these waits for a clock. */
+  /** With this API the row may be run in a process of its own. None of these waits for a clock. */
   real?: Api;
   args?: string[];
   env?: Record<string, string>;
@@ -698,17 +699,27 @@ const TABLE = {
   "a call that is printed": PRINTED_CALLS,
 };
 
+const processes = Object.values(TABLE).flatMap((rows) => rows.filter(([, , { real }]) => real));
+/** The rows that have a process now: half of those that may, and in a long test all. */
+const REAL = new Set(everyNth(2, processes));
+/** The others are tried with one API each, and in a long test with both. */
+const API_MATTERS = new Set([STATUSES, CONNECTIONS, ENDINGS, HISTORY, BAD_CALLS, PRINTED_CALLS]);
+
 for (const [group, rows] of Object.entries(TABLE))
   describe(`After ${group}`, { concurrency: 8 }, () => {
-    for (const [fault, steps, outcome] of rows)
-      for (const api of outcome.api ? [outcome.api] : APIS) {
+    for (const [i, row] of rows.entries()) {
+      const [fault, steps, outcome] = row;
+      const both = API_MATTERS.has(rows) ? APIS : everyNth(2, APIS, i);
+      for (const api of outcome.api ? [outcome.api] : outcome.real ? APIS : both) {
         const requests = outcome.requests ?? steps.length;
         const end = `exit code ${outcome.code} after ${requests} requests`;
-        const where = outcome.real === api ? ", also as a process" : "";
+        const isReal = outcome.real === api && REAL.has(row);
+        const where = isReal ? ", also as a process" : "";
         test(`${api}: ${fault} ends with ${end}${where}`, { expectFailure: outcome.fails }, () =>
-          run(api, steps, outcome, requests),
+          run(api, steps, { ...outcome, real: isReal ? api : undefined }, requests),
         );
       }
+    }
   });
 
 // ---------------------------------------------------------------- What does not fit a row

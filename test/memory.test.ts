@@ -24,7 +24,7 @@ import {
   startModelServer,
   text,
 } from "./model-server.ts";
-import { atServer, MODEL, runCli } from "./run-cli.ts";
+import { atServer, MODEL, runHere } from "./run-cli.ts";
 
 setFlagsFromString("--expose-gc");
 const collectGarbage: () => void = runInNewContext("gc");
@@ -117,9 +117,8 @@ test("an answer in thousands of pieces arrives whole, as text and as events", as
   for (const args of everyNth(2, [["--json"], []])) {
     await using server = await startModelServer([reply([text(pieces)])]);
     const root = temporary();
-    const { code, stdout } = await runCli([...atServer(server), ...args, root, "what?"], {
-      env: KEY,
-    });
+    const all = [...atServer(server), ...args, root, "what?"];
+    const { code, stdout } = await runHere(all, { env: KEY });
     assert.equal(code, 0);
     if (args.length === 0) assert.equal(stdout, `${pieces.join("").trim()}\n`);
     else assert.equal(JSON.parse(stdout.split("\n").at(-2) ?? "").answer, pieces.join("").trim());
@@ -128,7 +127,7 @@ test("an answer in thousands of pieces arrives whole, as text and as events", as
 
 // ─── The provider's cache ──────────────────────────────────────────────────────────────────────
 
-const TURNS = Array.from({ length: isLong ? 12 : 4 }, (_, i) => {
+const TURNS = Array.from({ length: isLong ? 12 : 3 }, (_, i) => {
   const page = call("read_file", { path: "a.ts", offset: 1 + 300 * i, limit: 300 });
   return reply([page, call("search_files", { pattern: `needle|${i}` })]);
 });

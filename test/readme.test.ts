@@ -5,7 +5,7 @@ import { mkdtemp, readFile, rm, writeFile } from "node:fs/promises";
 import path from "node:path";
 import { test } from "node:test";
 import { promisify } from "node:util";
-import { runCli, runHere } from "./run-cli.ts";
+import { runHere } from "./run-cli.ts";
 
 const root = path.join(import.meta.dirname, "..");
 const readme = await readFile(path.join(root, "README.md"), "utf8");
@@ -22,7 +22,7 @@ test("the transcript on the first screen is what its command prints, byte for by
     /`{5}console\n\$ (.*)\n([\s\S]*?\n)`{5}\n/.exec(readme) ?? [];
   const [, , file, ...args] = words(command);
   assert.equal(file, "mini-pi.ts");
-  const { code, stdout } = await runCli(args, { cwd: root });
+  const { code, stdout } = await runHere(args, { cwd: root });
   assert.equal(stdout, output);
   assert.equal(code, 0);
 });

@@ -2,7 +2,6 @@
 // that is wrong.
 
 import assert from "node:assert/strict";
-import { spawnSync } from "node:child_process";
 import { symlinkSync } from "node:fs";
 import path from "node:path";
 import { before, test } from "node:test";
@@ -17,7 +16,7 @@ import {
 } from "../mini-pi.ts";
 import { agentAt, freshSeed, isLong, random, type Tree, temporary, write } from "./fixtures.ts";
 import { call, type ModelRequest, reply, type Step, startModelServer } from "./model-server.ts";
-import { MINI_PI, MODEL, runCli, startCommand, atServer as to } from "./run-cli.ts";
+import { MODEL, runHere, atServer as to } from "./run-cli.ts";
 
 // ------------------------------------------------------------------- The citations in a text
 
@@ -421,7 +420,7 @@ async function ask(steps: Step[]) {
 /** Asks by the command line. */
 async function askCli(steps: Step[], ...args: string[]) {
   await using server = await startModelServer(steps);
-  const result = await runCli(to(server, ...args, ROOT, "where is the guard?"), { env });
+  const result = await runHere(to(server, ...args, ROOT, "where is the guard?"), { env });
   assert.deepEqual([server.problems, server.steps], [[], []]);
   return result;
 }
@@ -472,23 +471,14 @@ test("an answer without sources has none", async () => {
   assert.deepEqual([ended, sources], ["answered", []]);
 });
 
-const hasScript = /util-linux/.test(`${spawnSync("script", ["--version"]).stdout}`);
-const onTerminal = { skip: hasScript ? false : "there is no script(1) of util-linux" };
-
-test(
-  "on a terminal the corrected answer follows the first, and without --strict nothing fails",
-  onTerminal,
-  async () => {
-    const corrected = reply("The guard is at a.ts:12, not a.ts:991.");
-    await using server = await startModelServer([READ, WRONG, corrected]);
-    const args = [process.execPath, MINI_PI, ...to(server, ROOT, "where")];
-    const script = ["-qec", `exec ${args.map((arg) => `'${arg}'`).join(" ")}`, "/dev/null"];
-    const { code, stdout } = await startCommand("script", script, { env }).done;
-    assert.equal(code, 0);
-    assert.match(
-      stdout,
-      /at a\.ts:990\.\r\n\s*Corrected[^\n]*:\r\n\s*The guard is at a\.ts:12, not a\.ts:991\.\r\n/,
-    );
-    assert.match(stdout, /^sources: 1 seen; a\.ts:991: .*120 lines\r?$/m);
-  },
-);
+test("on a terminal the corrected answer follows the first, and without --strict nothing fails", async () => {
+  const corrected = reply("The guard is at a.ts:12, not a.ts:991.");
+  await using server = await startModelServer([READ, WRONG, corrected]);
+  const { code, stdout } = await runHere(to(server, ROOT, "where"), { env, terminal: true });
+  assert.equal(code, 0);
+  assert.match(
+    stdout,
+    /at a\.ts:990\.\n\s*Corrected[^\n]*:\n\s*The guard is at a\.ts:12, not a\.ts:991\.\n/,
+  );
+  assert.match(stdout, /^sources: 1 seen; a\.ts:991: .*120 lines$/m);
+});

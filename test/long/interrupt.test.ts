@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { describe, test } from "node:test";
 import { temporary, write } from "../fixtures.ts";
 import { call, hugeReply, reply, type Step, startModelServer } from "../model-server.ts";
-import { atServer, type CliOptions, startShell } from "../run-cli.ts";
+import { atServer, type CliOptions, runCli, startShell } from "../run-cli.ts";
 
 const HUGE = 300 * 1024;
 const HUGE_ANSWER = "0123456789".repeat(HUGE / 10);
@@ -62,6 +62,15 @@ describe("An answer of 300 KB arrives whole", { concurrency: 2 }, () => {
       assert.ok(JSON.parse(stdout).answer === HUGE_ANSWER);
     }
   });
+});
+
+test("A stdin that somebody has read already never ends in success without an answer", async () => {
+  await using server = await startModelServer([reply("So.")]);
+  const NODE_OPTIONS = "--import=data:text/javascript,process.stdin.resume()";
+  const env = { ANTHROPIC_API_KEY: "key", NODE_OPTIONS };
+  const args = [...atServer(server), DIR, "-"];
+  const { code, stdout } = await runCli(args, { env, input: "Where is it?\n" });
+  assert.ok(code !== 0 || stdout !== "");
 });
 
 describe("A question that is an argument leaves stdin alone", { concurrency: 2 }, () => {

@@ -1,0 +1,3 @@
+// By itself, as it measures the memory of its process.
+
+import "../memory.test.ts";

@@ -1,0 +1,3 @@
+// By itself, as it gives up the rights of its process.
+
+import "../rights.test.ts";
