@@ -553,9 +553,10 @@ async function withFile<T>(agent: Agent, full: string | Buffer, use: Use<T>): Pr
   if (!state.isFile()) refuse("is no regular file, so it is not opened");
   return withOpen(agent.root, full, disk.constants.O_RDONLY, async (handle, place) => {
     const name = relativeName(agent.root, place);
-    const head = (await firstBytes(handle, SNIFF_BYTES)).toString("latin1");
+    const isNamed = isSecret(agent, name) || OF_PROCESS.test(place);
+    const head = isNamed ? "" : (await firstBytes(handle, SNIFF_BYTES)).toString("latin1");
     const file = { name, size: (await handle.stat()).size, head, handle };
-    if (isSecret(agent, name) || OF_PROCESS.test(place) || (await holdsSecret(file)))
+    if (isNamed || (await holdsSecret(file)))
       refuse("holds secrets: it is listed, but neither read nor searched");
     return use(file);
   });

@@ -3,12 +3,15 @@
 
 import assert from "node:assert/strict";
 import { once } from "node:events";
+import { existsSync } from "node:fs";
 import * as http from "node:http";
 import type { AddressInfo } from "node:net";
+import path from "node:path";
 import { PassThrough } from "node:stream";
 import { after, test } from "node:test";
 import { createAgent, findModel, printText, runAgent, trimContext } from "../mini-pi.ts";
 import {
+  agentAt,
   agentWith,
   everyNth,
   freshSeed,
@@ -16,11 +19,13 @@ import {
   png,
   type Random,
   random,
+  read,
+  search,
   temporary,
   write,
 } from "./fixtures.ts";
 import { reply as answer, call, results, startModelServer } from "./model-server.ts";
-import { runHere, atServer as to } from "./run-cli.ts";
+import { runCli, runHere, atServer as to } from "./run-cli.ts";
 
 const DIR = temporary();
 write(DIR, { "a.ts": "export const answer = 42;\n", "b.md": "# Words\n" });
@@ -268,4 +273,50 @@ test("what the user hides is listed, but neither read, searched nor cited", asyn
   assert.match(others.at(-1) ?? "", /^notes\/ \(1 entries\)\n[\s\S]*^dump\.sql \(7 bytes, secret/m);
   const again = JSON.stringify(server.requests[2]?.body);
   assert.match(again, /notes\/plan\.md:1: notes\/plan\.md holds secrets/);
+});
+
+// ----------------------------------------------------------------- Odd directories
+
+const onLinux = { skip: process.platform === "linux" ? false : "there is no /proc" };
+
+test(
+  "in /proc, whose files say that they are empty, no secret of a process is read",
+  onLinux,
+  async () => {
+    const paths = { "/": `proc/${process.pid}`, "/proc": `${process.pid}`, "/proc/self": "." };
+    for (const [root, place] of Object.entries(paths)) {
+      const agent = await agentAt(root);
+      for (const name of ["environ", "mem", "cmdline", "auxv"]) {
+        const { text, isError } = await read(agent, `${place}/${name}`);
+        assert.ok(isError, `${root} ${name}: ${text}`);
+        if (!name.startsWith("task")) assert.match(text, /neither read nor searched/);
+      }
+      assert.match((await read(agent, `${place}/status`)).text, /\n1\tName:/);
+      const { text } = await search(agent, "KEY", { path: `${place}/environ` });
+      assert.match(text, /neither read nor searched/);
+    }
+  },
+);
+
+test("the bound of a page holds for a path of control characters, too", async () => {
+  const deep = Array.from({ length: 15 }, () => "\x01".repeat(200)).join("/");
+  const agent = await agentWith({ [`${deep}/a.txt`]: "a line of words\n".repeat(9000) });
+  const { text } = await read(agent, `${deep}/a.txt`);
+  assert.match(text, /\n1\ta line of words\n/);
+  assert.ok(Buffer.byteLength(text) < 34 * 1024, `${Buffer.byteLength(text)} bytes`);
+});
+
+test("no variable of the environment decides which ripgrep runs, or what the shell does before", async () => {
+  const marker = path.join(temporary(), "ran");
+  const env = {
+    npm_config_arch: "nothing",
+    BASH_ENV: marker,
+    ENV: marker,
+    "BASH_FUNC_ulimit%%": `() { touch ${marker}; }`,
+    RIPGREP_CONFIG_PATH: marker,
+  };
+  const { code, stdout } = await runCli(["--no-session", DIR, "where is answer defined?"], { env });
+  assert.equal(code, 0);
+  assert.match(stdout, /a\.ts:1/);
+  assert.ok(!existsSync(marker));
 });
