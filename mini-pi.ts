@@ -1112,11 +1112,8 @@ function settled({ messages }: Agent, given: Reply): Reply {
   const [errorMessage, rawStopReason] = [given.errorMessage, given.rawStopReason].map(brief);
   const reply = formed<Reply>(REPLY, { ...given, errorMessage, rawStopReason, usage });
   if (!reply) return { ...none, api, provider, model, usage };
-  const used = new Set(
-    repliesIn(messages)
-      .flatMap(callsIn)
-      .map(({ id }) => id),
-  );
+  const earlier = repliesIn(messages).flatMap(callsIn);
+  const used = new Set(earlier.map(({ id }) => id));
   const content = reply.content.map((block) => {
     if (block.type !== "toolCall") return block;
     const { argumentsError, ...call } = block;
@@ -1190,25 +1187,27 @@ export function formed<T>(parameters: TSchema, value: unknown): T | undefined {
     return undefined;
   }
 }
-const [WORDS, NUMBER, ANYTHING] = [Type.String(), Type.Number(), Type.Unknown()];
+const [WORDS, NUMBER] = [Type.String(), Type.Number()];
 const TEXT = Type.Object({ type: Type.Literal("text"), text: WORDS });
 const IMAGE = Type.Object({ type: Type.Literal("image"), data: WORDS, mimeType: WORDS });
 const THOUGHT = Type.Object({ type: Type.Literal("thinking"), thinking: WORDS });
-const NAMED = { id: WORDS, name: WORDS, arguments: Type.Record(WORDS, ANYTHING) };
+const NAMED = { id: WORDS, name: WORDS, arguments: Type.Record(WORDS, Type.Unknown()) };
 const CALL = Type.Object({ type: Type.Literal("toolCall"), ...NAMED });
 const COUNTS = { input: NUMBER, output: NUMBER, cacheRead: NUMBER, cacheWrite: NUMBER };
 const COST = Type.Object({ ...COUNTS, total: NUMBER });
 const USAGE = Type.Object({ ...COUNTS, totalTokens: NUMBER, cost: COST });
-const SAID = { content: Type.Array(Type.Union([TEXT, THOUGHT, CALL])), stopReason: WORDS };
-const REPLY = Type.Object({ role: Type.Literal("assistant"), ...SAID, usage: USAGE });
-const GIVEN = Type.Array(Type.Union([TEXT, IMAGE]));
-const QUESTION = { role: Type.Literal("user"), content: Type.Union([WORDS, GIVEN]) };
+const content = Type.Array(Type.Union([TEXT, IMAGE, THOUGHT, CALL]));
+const SAID = { content, stopReason: WORDS, usage: USAGE };
+const REPLY = Type.Object({ role: Type.Literal("assistant"), ...SAID });
 const LINES = Type.Optional(Type.Record(WORDS, Type.Array(Type.Tuple([NUMBER, NUMBER]))));
-const DETAILS = Type.Optional(Type.Object({ shown: LINES, matches: LINES }));
-const OF_CALL = { toolCallId: WORDS, toolName: WORDS, content: GIVEN, details: DETAILS };
-const RESULT = Type.Object({ role: Type.Literal("toolResult"), ...OF_CALL });
+const details = Type.Optional(Type.Object({ shown: LINES, matches: LINES }));
+const OF_CALL = { toolCallId: WORDS, toolName: WORDS, content, details };
 /** Any message, as a session file should hold it. */
-export const MESSAGE = Type.Union([Type.Object(QUESTION), REPLY, RESULT]);
+export const MESSAGE = Type.Union([
+  Type.Object({ role: Type.Literal("user"), content: Type.Union([WORDS, content]) }),
+  Type.Object({ role: Type.Literal("toolResult"), ...OF_CALL }),
+  REPLY,
+]);
 
 // --- Trimming ----------------------------------------------------------------------------------
 
@@ -1789,12 +1788,12 @@ asked; 2 the call is wrong; 3 ended without a full answer; 130 interrupted; 143 
 /** The options, as HELP has them, and the other arguments. Throws what the user did wrong. */
 function parseOptions(args: string[]) {
   const options: NonNullable<ParseArgsConfig["options"]> = {};
-  for (const [, short, name = "", value] of HELP.matchAll(/^ {2}(?:-(\w), | {4})--([\w-]+)( <)?/gm))
-    options[name] = {
-      type: value ? "string" : "boolean",
-      multiple: name === "hide",
-      ...(short && { short }),
-    };
+  for (const [, short, name = "", value] of HELP.matchAll(
+    /^ {2}(?:-(\w), | {4})--([\w-]+)( <)?/gm,
+  )) {
+    const kind = { type: value ? "string" : "boolean", multiple: name === "hide" } as const;
+    options[name] = short ? { ...kind, short } : kind;
+  }
   try {
     const { values, positionals } = parseArgs({ args, options, allowPositionals: true });
     const value = (name: string) =>
