@@ -95,6 +95,7 @@ type Model = ai.Model<ai.Api>;
 /** What happens, in the words of pi's JSON mode. */
 export type AgentEvent =
   | { type: "agent_start" | "turn_start" }
+  | { type: "notice"; message: string } // what the user should know of the model's server
   | { type: "message_start" | "message_end"; message: Message }
   | { type: "message_update"; usage: ai.Usage; assistantMessageEvent: ai.AssistantMessageEvent }
   | ({ type: "tool_execution_start"; args: unknown } & CallId)
@@ -405,8 +406,11 @@ function limitReached({ limits, messages }: Agent, { from, started }: Run): stri
   // The last tenth of the time is for the answer.
   if (Date.now() - started > 0.9 * limits.ms) return timeUp(limits.ms);
   const isNews = (m: Message) => m.role !== "assistant" && withheldIn(m) !== "repeat";
-  const turnsSince = repliesIn(since.slice(since.findLastIndex(isNews) + 1)).length;
-  return turnsSince > 1 ? "the same calls again and again" : "";
+  const isFine = (m: Message) => m.role === "user" || (m.role === "toolResult" && !m.isError);
+  const turnsSince = (is: typeof isNews) =>
+    repliesIn(since.slice(since.findLastIndex(is) + 1)).length;
+  if (turnsSince(isNews) > 1) return "the same calls again and again";
+  return turnsSince(isFine) > 4 ? "nothing but failing calls, five times in a row" : "";
 }
 
 /** A refusal is a reply, but no answer, and would come again. */
@@ -431,7 +435,10 @@ function answerIn(messages: Message[]): string {
   let answer = "";
   for (let at = messages.findLastIndex(isText); at >= 0; at = cutOffBefore(messages, at))
     answer = textIn(messages[at]) + answer;
-  return answer.trim();
+  // At worst, what was said beside the last calls.
+  const isBeside = (m: Message) =>
+    m.role === "assistant" && m.stopReason === "toolUse" && textIn(m);
+  return answer.trim() || textIn(messages.findLast(isBeside)).trim();
 }
 
 /** The part that a reply goes on with, or -1; one that was cut off in its calls is none. */
@@ -447,8 +454,6 @@ async function verdict(agent: Agent, run: Run): Promise<Verdict> {
   const last = textIn(agent.messages.at(-1));
   const isPart = cutOffBefore(agent.messages, agent.messages.length - 1) >= 0;
   if (!last.trim() && !isPart) return { ...NO_ANSWER, remark: "no answer", demand: ANSWER_NOW };
-  const isCall = PRINTED_CALL.test(last) && agent.tools.some(({ name }) => last.includes(name));
-  if (isCall) return { ended: "incomplete", message: PRINTS_CALLS };
   const sources = await checkSources(agent, answerIn(agent.messages.slice(run.from)));
   const wrong = sources.filter(({ state }) => state === "wrong").map(describeSource);
   if (wrong.length === 0) return ANSWERED;
@@ -459,10 +464,6 @@ const ANSWERED = { ended: "answered", message: "" } as const;
 const NO_ANSWER = { ended: "incomplete", message: "no answer came" } as const;
 const ANSWER_NOW = "Your reply was empty. Answer the question now.";
 const WRONG_SOURCES = "These sources of yours are wrong. Give the whole answer again, corrected:";
-const PRINTS_CALLS = "this model prints its tool calls instead of making them: take another one";
-/** A reply that begins as a call does: `<function`, `[{"name"`, or a fence before one of them. */
-const PRINTED_CALL =
-  /^\s*(```\w*\s*)?(<function|\[?\{\s*"(name|tool|type|function)")|<tool_call>\s*\{/;
 
 /** What the replies used, in sum. */
 function totalsOf(messages: Message[]): Totals {
@@ -1054,16 +1055,19 @@ async function complete(agent: Agent, run: Run): Promise<Reply> {
 /** One request: its reply, and the ms to wait before another try, if there is a use in one. */
 async function ask(agent: Agent, run: Run): Promise<[reply: Reply, wait?: number]> {
   const { model, systemPrompt, tools, id: sessionId } = agent;
-  // Silence can be noticed here only: no timeout of any provider covers a stream that stalls.
-  const ms = Number(process.env.MINI_PI_IDLE_MS) || 300_000;
+  // Silence can be noticed here only: no timeout of any provider covers a stream that stalls. A
+  // model of one's own may read a long prompt for minutes.
+  const ms = Number(process.env.MINI_PI_IDLE_MS) || (isLocal(model) ? 1_800_000 : 300_000);
   const idle = new AbortController();
   const watchdog = setTimeout(() => idle.abort(new Error(`no answer for ${ms / 1000} s`)), ms);
   const signal = AbortSignal.any([run.signal, idle.signal]);
   let response: Response | undefined;
   // A redirect could carry the conversation to another host, so it is an error.
   const ours: typeof fetch = async (url, init) => {
-    response = await fetch(url, { ...init, redirect: "manual" });
-    return new Response(response.body && ReadableStream.from(capped(response.body)), response);
+    const patient = isLocal(model) ? { dispatcher: patientClient() } : {};
+    response = await fetch(url, { ...init, ...patient, redirect: "manual" });
+    const body = response.body && ReadableStream.from(capped(response.body));
+    return asStream(new Response(body, response));
   };
   const level = ai.clampThinkingLevel(model, agent.thinking);
   const reasoning = level === "off" ? undefined : level;
@@ -1082,6 +1086,8 @@ async function ask(agent: Agent, run: Run): Promise<[reply: Reply, wait?: number
   }
   clearTimeout(watchdog);
   const reply = settled(agent, await stream.result());
+  const notice = noticeOn(agent, context.messages, reply);
+  if (notice) agent.emit({ type: "notice", message: notice });
   const silence = { stopReason: "error", errorMessage: idle.signal.reason?.message };
   if (idle.signal.aborted && !run.signal.aborted) Object.assign(reply, silence);
   const isFull = reply.stopReason !== "stop" && ai.isContextOverflow(reply, model.contextWindow);
@@ -1104,7 +1110,7 @@ async function* capped(body: AsyncIterable<Uint8Array>) {
 
 /** A reply in the form that the loop relies on, whatever a provider sent: calls mean "toolUse", each
  * has an id of its own, and what is no message of the protocol is an error. */
-function settled({ messages }: Agent, given: Reply): Reply {
+function settled({ messages, tools }: Agent, given: Reply): Reply {
   const brief = (value: unknown) => (typeof value === "string" ? cut(value, 4096) : undefined);
   const { api, provider, model } = given;
   const none = ai.fauxAssistantMessage([], { stopReason: "error", errorMessage: NO_FORM });
@@ -1114,7 +1120,7 @@ function settled({ messages }: Agent, given: Reply): Reply {
   if (!reply) return { ...none, api, provider, model, usage };
   const earlier = repliesIn(messages).flatMap(callsIn);
   const used = new Set(earlier.map(({ id }) => id));
-  const content = reply.content.map((block) => {
+  const content = unprinted(reply.content, tools).map((block) => {
     if (block.type !== "toolCall") return block;
     const { argumentsError, ...call } = block;
     let id = call.id;
@@ -1143,7 +1149,9 @@ function diagnose({ model, keyName }: Agent, reply: Reply, response?: Response) 
   const wait = asked && ` (the server asks to wait: ${cut(asked, 50)})`;
   const where = `${model.provider}/${model.id} at ${URL.parse(model.baseUrl)?.host}`;
   reply.errorMessage = `${where}: ${said}${wait}. ${advice.replace("KEY", keyName)}`.trim();
-  const ms = Math.max(0, Number(asked) * 1000 || Date.parse(asked) - Date.now() || 0);
+  const [, amount, unit] = /(?:again in|after) ([\d.]+) ?(ms|s)/.exec(said) ?? [];
+  const told = Number(amount) * (unit === "s" ? 1000 : 1) || Number(headers?.get("retry-after-ms"));
+  const ms = Math.max(0, Number(asked) * 1000 || Date.parse(asked) - Date.now() || told || 0);
   return isTransient && ms <= 60_000 && !isRefusal(reply) ? ms : undefined;
 }
 const ASK_FOR_LESS = "Ask for less, or raise the context (Ollama: num_ctx).";
@@ -1172,6 +1180,85 @@ function sayable(error: string): string {
     if (/KEY|TOKEN|SECRET/.test(name) && key.length > 7) said = said.replaceAll(key, `$${name}`);
   return cut(said.replace(/<[^>]*>|\s+/g, " ").replace(/[. ]+$/, ""), 400);
 }
+
+// --- Servers -----------------------------------------------------------------------------------
+
+/** Whether the model is at a server of the user's own, which no catalogue knows. */
+const isLocal = ({ provider }: Model) => provider === "local";
+
+/** Node's HTTP client without its limit of 300 s to the first byte. Only symbols name it. */
+function patientClient() {
+  const symbols = [2, 1].map((version) => Symbol.for(`undici.globalDispatcher.${version}`));
+  const usual = symbols.map((symbol) => Reflect.get(globalThis, symbol)).find(Boolean);
+  return usual && new usual.constructor({ headersTimeout: 0, bodyTimeout: 0 });
+}
+
+/** A response as the stream that was asked for: some servers send a whole completion, an error with
+ * status 200, or a page of theirs. */
+async function asStream(response: Response): Promise<Response> {
+  const type = response.headers.get("content-type") ?? "";
+  if (!response.ok || !/json|html/.test(type)) return response;
+  const text = await response.text();
+  const body = parseJson(text);
+  const message = body?.choices?.[0]?.message;
+  const said = body?.error?.message ?? body?.error ?? (/html/.test(type) && `a page: ${text}`);
+  if (said) return Response.json({ error: { message: cut(`${said}`, 300) } }, { status: 400 });
+  if (!message) return new Response(text, response);
+  for (const [index, call] of (message.tool_calls ?? []).entries()) call.index ??= index;
+  const chunk = { ...body, choices: [{ ...body.choices[0], delta: message }] };
+  const headers = { "content-type": "text/event-stream" };
+  return new Response(`data: ${JSON.stringify(chunk)}\n\ndata: [DONE]\n\n`, { headers });
+}
+
+/** The content as it was meant: without thoughts in the text, and with the calls that a text is
+ * where a server does not parse them. An answer that only quotes a call stays an answer. */
+function unprinted(content: Reply["content"], tools: AgentTool[]): Reply["content"] {
+  const hasCalls = content.some(({ type }) => type === "toolCall");
+  return content.flatMap((block) => {
+    if (block.type !== "text") return block;
+    const text = block.text.replace(THOUGHTS, "");
+    const calls = hasCalls ? [] : printedCalls(text, tools);
+    return calls.length > 0 ? calls : { ...block, text };
+  });
+}
+/** "<think>...</think>", or what stands before a lone "</think>" at the end of a line. */
+const THOUGHTS = /^\s*(?:<think>[\s\S]*?<\/think>|[^`]*?<\/think>(?=\s*\n))\s*/;
+
+/** Calls of offered tools, after at most a line of prose. */
+function printedCalls(text: string, tools: AgentTool[]): ai.ToolCall[] {
+  const untagged = text.replace(TAGGED_CALL, (_, name: string, body: string) => {
+    const given = Array.from(body.matchAll(PARAMETER), ([, key, value]) => [key, value]);
+    return `[TOOL_CALLS]${JSON.stringify({ name, arguments: Object.fromEntries(given) })}`;
+  });
+  const pieces = untagged
+    .split(CALL_MARKS)
+    .map((piece) => piece.trim())
+    .filter(Boolean);
+  const isProse = !/[\n{]/.test(pieces[0] ?? "") && pieces.length > 1;
+  const calls = pieces.slice(isProse ? 1 : 0).flatMap((piece) => parseJson(piece) ?? [undefined]);
+  if (!calls.every((one) => tools.some(({ name }) => name === one?.name))) return [];
+  const idOf = (i: number) => ({ id: `${PRINTED}_${i}` });
+  return calls.map((c, i) => ai.fauxToolCall(c.name, Object(c.arguments ?? c.parameters), idOf(i)));
+}
+const PRINTED = "printed";
+/** <tool_call>{}</tool_call>, [TOOL_CALLS][{}], <|python_tag|>{}, and fences. */
+const CALL_MARKS = /<\/?(?:tool_calls?|function_calls)>|\[TOOL_CALLS\]|<\|[\w-]+\|>|```\w*/;
+/** <function=read_file><parameter=path>a.ts</parameter></function>, <invoke name="read_file">... */
+const TAGGED_CALL = /<(?:function=|invoke name=")([\w-]+)"?>([\s\S]*?)<\/(?:function|invoke)>/g;
+const PARAMETER = /<parameter(?:=| name=")(\w+)"?>\n?([\s\S]*?)\n?<\/parameter>/g;
+
+/** What the user should know of a server, by what it sent; "" if nothing. */
+function noticeOn({ model, messages }: Agent, sent: Message[], reply: Reply): string {
+  const isPrinted = (one: Reply) => callsIn(one).some(({ id }) => id.startsWith(PRINTED));
+  if (isPrinted(reply) && !repliesIn(messages).some(isPrinted)) return NO_PARSER;
+  const read = reply.usage.input + reply.usage.cacheRead;
+  const tokens = sent.reduce((sum, message) => sum + estimateMessageTokens(message), 0);
+  const isCut = isLocal(model) && read > 0 && 2 * read < tokens;
+  return isCut ? `the server read ${read} tokens of about ${tokens}: raise its num_ctx` : "";
+}
+const NO_PARSER =
+  `the server leaves calls in the text: turn its tool parser on (llama.cpp: --jinja; vLLM:
+  --enable-auto-tool-choice --tool-call-parser; Ollama: a model with tools)`.replace(/\s+/g, " ");
 
 // --- Messages ----------------------------------------------------------------------------------
 
@@ -1214,7 +1301,8 @@ export const MESSAGE = Type.Union([
 /** The messages to send: the stored ones, with the oldest results blanked if the window is full. */
 export function trimContext(agent: Agent): Message[] {
   const isBlank = (m: Message, i: number) => m.role === "toolResult" && i < agent.trimmed;
-  const sent = () => agent.messages.map((m, i) => (isBlank(m, i) ? { ...m, content: BLANK } : m));
+  const sent = () =>
+    alternating(agent.messages.map((m, i) => (isBlank(m, i) ? { ...m, content: BLANK } : m)));
   const { contextWindow } = agent.model;
   const { tokens } = estimateContextTokens(sent());
   // Seldom, and much at a time: each time the provider's prompt cache is lost.
@@ -1222,6 +1310,28 @@ export function trimContext(agent: Agent): Message[] {
   return sent();
 }
 const BLANK = [{ type: "text" as const, text: "[removed to save space; call again if needed]" }];
+
+/** As servers with strict templates want it: replies have content, two messages of the user in a row
+ * are one, and what mini-pi remarks ends the result before it. */
+function alternating(messages: Message[]): Message[] {
+  const sent: Message[] = [];
+  const blocks = ({ content }: Message) =>
+    typeof content === "string" ? [{ type: "text", text: content }] : content;
+  for (const message of messages) {
+    const last = sent.at(-1);
+    const isAfter = last?.role === "user" || (last?.role === "toolResult" && remarkOf(message));
+    if (last && isAfter && message.role === "user")
+      sent.splice(
+        -1,
+        1,
+        Object.assign({}, last, { content: [...blocks(last), ...blocks(message)] }),
+      );
+    else if (message.role !== "assistant" || (message.content.length > 0 && isSent(message)))
+      sent.push(message);
+  }
+  return sent;
+}
+const isSent = ({ stopReason }: Reply) => stopReason !== "error" && stopReason !== "aborted";
 
 /** Blanks results, the oldest first and never the newest turn's; whether there were any left. */
 function blankOldest(agent: Agent, tokens: number): boolean {
@@ -1519,6 +1629,7 @@ export function printText(io: Io, quiet: boolean): Agent["emit"] {
     if (event.type === "tool_execution_start") tell(`${event.toolName} ${inLine(event.args)}`);
     if (event.type === "tool_execution_end" && event.isError)
       tell(`  failed: ${cut(textIn(event.result), 160)}`, "yellow");
+    if (event.type === "notice") tell(event.message, "yellow");
     if (event.type === "auto_retry_start") {
       const wait = `in ${Math.ceil(event.delayMs / 1000)} s: ${event.errorMessage}`;
       tell(`retry ${event.attempt}/${event.maxAttempts} ${wait}`, "yellow");

@@ -248,7 +248,7 @@ const CONNECTIONS: Row[] = [
   [
     "a page of HTML where a stream should be",
     [status(200, { body: "<html>Welcome" })],
-    { forever: true, code: FAILED, stderr: /^mini-pi: ./m, requests: 5 },
+    { code: FAILED, stderr: /^mini-pi: .*a page: <?/m },
   ],
   [
     "an overload in the middle of the stream",
@@ -324,6 +324,7 @@ const LIMITS: Row[] = [
     {
       args: ["--max-turns", "1"],
       code: INCOMPLETE,
+      stdout: "Let me see.",
       stderr: /^mini-pi: .*1 turn.*--max-turns/m,
       sent: endsInLastCall,
     },
@@ -675,19 +676,6 @@ const BAD_CALLS = CALLS.map(([fault, tool, args, result]): Row => {
   return [fault, [reply([call(tool, args)]), ok], { api, ...recovered, sent }];
 });
 
-const printed = JSON.stringify({ name: "read_file", arguments: { path: "a.ts" } });
-const PRINTED_CALLS = Object.entries({
-  "as JSON": printed,
-  "as fenced JSON": `\`\`\`json\n${printed}\n\`\`\``,
-  "in a tag": `<tool_call>\n${printed}\n</tool_call>`,
-  "in a list": `[${printed}]`,
-  "in a tag after some words": `I will read the file.\n\n<tool_call>\n${printed}\n</tool_call>`,
-}).map(([form, answer]): Row => {
-  const stderr = /^mini-pi: .*tool calls/m;
-  const outcome: Outcome = { api: "openai", code: INCOMPLETE, stdout: answer, stderr };
-  return [`a call printed ${form}`, [reply(answer)], outcome];
-});
-
 const TABLE = {
   "a status": STATUSES,
   "a broken or silent connection": CONNECTIONS,
@@ -696,14 +684,13 @@ const TABLE = {
   "too much for the context": CONTEXT,
   "a history that is hard to send back": HISTORY,
   "a call as no model should make it": BAD_CALLS,
-  "a call that is printed": PRINTED_CALLS,
 };
 
 const processes = Object.values(TABLE).flatMap((rows) => rows.filter(([, , { real }]) => real));
 /** The rows that have a process now: half of those that may, and in a long test all. */
 const REAL = new Set(everyNth(2, processes));
 /** The others are tried with one API each, and in a long test with both. */
-const API_MATTERS = new Set([STATUSES, CONNECTIONS, ENDINGS, HISTORY, BAD_CALLS, PRINTED_CALLS]);
+const API_MATTERS = new Set([STATUSES, CONNECTIONS, ENDINGS, HISTORY, BAD_CALLS]);
 
 for (const [group, rows] of Object.entries(TABLE))
   describe(`After ${group}`, { concurrency: 8 }, () => {
@@ -1029,7 +1016,7 @@ function endsInLastCall(requests: ModelRequest[]): void {
   const choices = requests.map(({ body }) => Object(body.tool_choice).type ?? body.tool_choice);
   assert.equal(choices.at(-1), "none");
   assert.ok(!choices.slice(0, -1).includes("none"));
-  const said = requests.at(-1)?.history.findLast(({ role }) => role === "user");
+  const said = requests.at(-1)?.history.findLast(({ role }) => role !== "system");
   assert.match(JSON.stringify(said), /Answer now/);
   onlyAppended(requests);
 }

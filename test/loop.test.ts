@@ -89,7 +89,7 @@ test("A reply that ends with length has its calls refused, and can make them aga
   const { tool, runs } = counted();
   const steps = [cutOff(fauxToolCall("count", {})), calls(fauxToolCall("count", {})), "Done."];
   const { outcome, requests } = await ask(steps, { tools: [tool] });
-  assert.match(shape(requests[1]?.messages).at(-2) ?? "", /^toolResult Not run: .*cut off/);
+  assert.match(shape(requests[1]?.messages).at(-1) ?? "", /^toolResult Not run: .*cut off/);
   assert.match(shape(requests[2]?.messages).at(-1) ?? "", /^toolResult run 1/);
   assert.deepEqual([runs(), outcome.answer], [1, "Done."]);
 });
@@ -165,29 +165,53 @@ describe("A reply without any text", () => {
   }
 });
 
-describe("A call that is printed instead of made", () => {
+describe("A call that a server leaves in the text", () => {
   const printed = `{"name": "read_file", "arguments": {"path": "a.ts"}}`;
   const forms = {
     "as JSON": printed,
+    "as JSON in another order": `{"arguments": {"path": "a.ts"}, "name": "read_file"}`,
+    "with parameters": printed.replace("arguments", "parameters"),
     "as fenced JSON": `\`\`\`json\n${printed}\n\`\`\``,
     "in a tag": `<tool_call>${printed}</tool_call>`,
+    "in a tag after thoughts": `<think>\nHm.\n</think>\n\n<tool_call>\n${printed}\n</tool_call>`,
+    "in a tag after a line": `I will look.\n\n<tool_call>\n${printed}\n</tool_call>`,
     "in a list": `[${printed}]`,
+    "of Qwen's coders": "<function=read_file>\n<parameter=path>\na.ts\n</parameter>\n</function>",
+    "as XML": `<function_calls>\n<invoke name="read_file">\n<parameter name="path">a.ts</parameter>\n</invoke>\n</function_calls>`,
+    "of Mistral": `[TOOL_CALLS][${printed}]`,
+    "of Llama": `<|python_tag|>${printed}`,
   };
   for (const [form, text] of Object.entries(forms))
-    test(`${form} is no answer, and the model is named as the cause`, async () => {
-      const { outcome, requests } = await ask([text]);
-      assert.deepEqual([outcome.ended, requests.length], ["incomplete", 1]);
-      assert.match(outcome.message, /this model prints its tool calls/);
+    test(`${form} is run as a call, and what to do about it is told once`, async () => {
+      const notices: string[] = [];
+      const emit = (event: AgentEvent) => {
+        if (event.type === "notice") notices.push(event.message);
+      };
+      const again = text.replaceAll("a.ts", "b.ts");
+      const { outcome, requests } = await ask([text, again, "It is a.ts:1."], { emit });
+      assert.deepEqual(ending(outcome), ["answered", "", "It is a.ts:1."]);
+      assert.match(shape(requests[1]?.messages).at(-1) ?? "", /^toolResult a\.ts \(/);
+      assert.match(shape(requests[2]?.messages).at(-1) ?? "", /^toolResult b\.ts /);
+      assert.equal(notices.length, 1);
+      assert.match(notices[0] ?? "", /--jinja.*--enable-auto-tool-choice/);
     });
 
   const answers = {
     "a manifest": '```json\n{"name": "mini-pi", "type": "module"}\n```',
     "a call among other things": `The model answers with JSON such as ${printed}.`,
+    "a call and what comes of it": `\`\`\`json\n${printed}\n\`\`\`\nis how a call looks.`,
+    "two lines before a call": `It looks so:\n- as JSON\n\`\`\`json\n${printed}\n\`\`\``,
+    "a tag of thoughts": "The parser cuts at `</think>`\nand goes on.",
   };
   for (const [what, text] of Object.entries(answers))
     test(`is something else than an answer that shows ${what}`, async () => {
-      assert.equal((await ask([text])).outcome.ended, "answered");
+      assert.deepEqual(ending((await ask([text])).outcome), ["answered", "", text]);
     });
+
+  test("Thoughts in the text are no part of the answer", async () => {
+    for (const thoughts of ["<think>\nHm.\n</think>\n\n", "Hm, so.\n</think>\n\n"])
+      assert.equal((await ask([`${thoughts}It is a.ts:1.`])).outcome.answer, "It is a.ts:1.");
+  });
 });
 
 // --------------------------------------------------------------------------------- Calls
@@ -327,7 +351,7 @@ test("At the turn limit the model gets one last call for an answer, without tool
   assert.match(outcome.message, /2 turns.*--max-turns/);
   const choices = requests.map(({ toolChoice }) => toolChoice);
   assert.deepEqual(choices, ["auto", "auto", "none"]);
-  assert.match(shape(requests[2]?.messages).at(-1) ?? "", /^user Answer now/);
+  assert.match(JSON.stringify(requests[2]?.messages.at(-1)), /toolResult.*Answer now/);
 });
 
 test("Calls in the last reply are refused, and still get their results", async () => {
@@ -460,8 +484,8 @@ test("What the user says during a tool is heard before the next request", async 
   const { requests, outcome, agent } = await ask([calls(fauxToolCall("busy", {})), "Done."], {
     tools: [busy],
   });
-  const expected = ["toolResult done", "user Only the tests.", "user And be brief."];
-  assert.deepEqual(shape(requests[1]?.messages).slice(-3), expected);
+  const expected = ["toolResult done", "user Only the tests.And be brief."];
+  assert.deepEqual(shape(requests[1]?.messages).slice(-2), expected);
   assert.deepEqual([outcome.answer, requests.length, agent.queue.length], ["Done.", 2, 0]);
 });
 

@@ -18,7 +18,7 @@ import { temporary, write } from "./fixtures.ts";
 const home = path.join(import.meta.dirname, "..");
 const source = readFileSync(path.join(home, "mini-pi.ts"), "utf8");
 const SENTENCE =
-  /(?<=^const (?:MADE_ALREADY|CUT_CALL|LAST_CALL|GO_ON|CUT_OFF|NO_ANSWER|WRONG_SOURCES|PRINTS_CALLS|LINE_CUT|NO_FILES) = ")[^"\n]+(?=";$)|(?<=text: ")[^"\n]+(?=" \}\];$)|Not run: |No match in |left out, as ignored|\(nothing\)|the same calls again and again/gm;
+  /(?<=^const (?:MADE_ALREADY|CUT_CALL|LAST_CALL|GO_ON|CUT_OFF|NO_ANSWER|WRONG_SOURCES|LINE_CUT|NO_FILES) = ")[^"\n]+(?=";$)|(?<=text: ")[^"\n]+(?=" \}\];$)|Not run: |No match in |left out, as ignored|\(nothing\)|the same calls again and again/gm;
 
 /** The module with each sentence said in other words. */
 async function reworded(): Promise<typeof original> {
@@ -26,7 +26,7 @@ async function reworded(): Promise<typeof original> {
   symlinkSync(path.join(home, "node_modules"), path.join(directory, "node_modules"));
   let changed = 0;
   const text = source.replace(SENTENCE, () => `In other words ${changed++} `);
-  assert.ok(changed >= 16, `only ${changed} sentences were found`);
+  assert.ok(changed >= 15, `only ${changed} sentences were found`);
   const file = path.join(directory, "mini-pi.ts");
   writeFileSync(file, text);
   return import(file);
