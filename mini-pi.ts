@@ -169,11 +169,11 @@ export const hiddenBy = (...globs: (string | undefined)[]): Ignore[] =>
   [SECRETS, ...globs].map((lines = "") => ignore().add(lines));
 /** In the language of .gitignore. What a file holds can make it a secret, too: see withFile. */
 const SECRETS = `.git **/*.git/config .env .envrc .env[._~-]* *.env !.env*example !.env*sample
-  !.env*template !.env*dist !*example.env !*sample.env !*template.env id_rsa id_dsa id_ecdsa id_ed25519
-  *.key *.p12 *.pfx *.ppk *.jks *.keystore *.kdbx .gnupg .netrc _netrc .npmrc .pypirc .git-credentials
-  .pgpass .my.cnf .htpasswd .dockercfg .s3cfg .vault-token *.tfstate *.tfstate.* **/.aws/credentials
-  **/.docker/config.json **/.kube/config **/.cargo/credentials* **/.gem/credentials
-  **/gh/hosts.yml **/gcloud/*credentials*`.split(/\s+/);
+  !.env*template !.env*dist !*example.env !*sample.env !*template.env id_rsa id_dsa id_ecdsa
+  id_ed25519 *.key *.p12 *.pfx *.ppk *.jks *.keystore *.kdbx .gnupg .netrc _netrc .npmrc .pypirc
+  .git-credentials .pgpass .my.cnf .htpasswd .dockercfg .s3cfg .vault-token *.tfstate *.tfstate.*
+  **/.aws/credentials **/.docker/config.json **/.kube/config **/.cargo/credentials*
+  **/.gem/credentials **/gh/hosts.yml **/gcloud/*credentials*`.split(/\s+/);
 
 // --- Tools -------------------------------------------------------------------------------------
 
@@ -296,7 +296,7 @@ function wasMade({ messages, trimmed }: Agent, call: ai.ToolCall): boolean {
   return same.some(({ id }) => !gone.includes(id));
 }
 
-/** Runs the calls of a reply, four at a time, or refuses all; records the results in their order. */
+/** Runs the calls of a reply, four at a time, or refuses all; records the results in order. */
 async function answerCalls(agent: Agent, run: Run, reply: Reply) {
   const isCut = reply.stopReason === "length";
   const calls = isCut || reply.stopReason === "toolUse" ? callsIn(reply) : [];
@@ -586,7 +586,7 @@ const SNIFF_BYTES = 8 * 1024;
 /** What Linux tells of a process: its environment, its memory, its arguments. */
 const OF_PROCESS = /\/(self|thread-self|\d+)\/(environ|mem|cmdline|auxv)$/;
 
-/** Whether it is git's settings, the key of a service, or a private key, maybe after certificates. */
+/** Whether it is git's settings, a service's key, or a private key, maybe after certificates. */
 async function holdsSecret({ name, head, handle }: OpenFile): Promise<boolean> {
   if (/^\s*(\{[\s\S]*"private_key"\s*:\s*"-|\[core\]\s+repositoryformat)/.test(head)) return true;
   const isPem = /\.pem$/i.test(name) || /^(\xef\xbb\xbf)?\s*(-----BEGIN|Bag Attr)/.test(head);
@@ -1062,13 +1062,7 @@ async function ask(agent: Agent, run: Run): Promise<[reply: Reply, wait?: number
   const watchdog = setTimeout(() => idle.abort(new Error(`no answer for ${ms / 1000} s`)), ms);
   const signal = AbortSignal.any([run.signal, idle.signal]);
   let response: Response | undefined;
-  // A redirect could carry the conversation to another host, so it is an error.
-  const ours: typeof fetch = async (url, init) => {
-    const patient = isLocal(model) ? { dispatcher: patientClient() } : {};
-    response = await fetch(url, { ...init, ...patient, redirect: "manual" });
-    const body = response.body && ReadableStream.from(capped(response.body));
-    return asStream(new Response(body, response));
-  };
+  const ours: typeof fetch = async (url, init) => (response = await request(model, url, init));
   const level = ai.clampThinkingLevel(model, agent.thinking);
   const reasoning = level === "off" ? undefined : level;
   const toolChoice = run.limit ? "none" : "auto";
@@ -1098,6 +1092,14 @@ async function ask(agent: Agent, run: Run): Promise<[reply: Reply, wait?: number
   return [reply, idle.signal.aborted ? undefined : wait];
 }
 
+/** The door to the network. A redirect could carry the conversation to another host: an error. */
+async function request(model: Model, ...[url, init]: Parameters<typeof fetch>): Promise<Response> {
+  const patient = isLocal(model) ? { dispatcher: patientClient() } : {};
+  const response = await fetch(url, { ...init, ...patient, redirect: "manual" });
+  const body = response.body && ReadableStream.from(capped(response.body));
+  return asStream(new Response(body, response));
+}
+
 /** The bytes of a response, of which there are more than in any reply if they are over 16 MB. */
 async function* capped(body: AsyncIterable<Uint8Array>) {
   let room = 16 * 1024 ** 2;
@@ -1108,8 +1110,8 @@ async function* capped(body: AsyncIterable<Uint8Array>) {
   }
 }
 
-/** A reply in the form that the loop relies on, whatever a provider sent: calls mean "toolUse", each
- * has an id of its own, and what is no message of the protocol is an error. */
+/** A reply in the form that the loop relies on, whatever a provider sent: calls mean "toolUse",
+ * each has an id of its own, and what is no message of the protocol is an error. */
 function settled({ messages, tools }: Agent, given: Reply): Reply {
   const brief = (value: unknown) => (typeof value === "string" ? cut(value, 4096) : undefined);
   const { api, provider, model } = given;
@@ -1311,8 +1313,8 @@ export function trimContext(agent: Agent): Message[] {
 }
 const BLANK = [{ type: "text" as const, text: "[removed to save space; call again if needed]" }];
 
-/** As servers with strict templates want it: replies have content, two messages of the user in a row
- * are one, and what mini-pi remarks ends the result before it. */
+/** As servers with strict templates want it: replies have content, two messages of the user in a
+ * row are one, and what mini-pi remarks ends the result before it. */
 function alternating(messages: Message[]): Message[] {
   const sent: Message[] = [];
   const blocks = ({ content }: Message) =>
@@ -1406,7 +1408,7 @@ async function check(agent: Agent, cited: Citation, known: Known): Promise<Sourc
 export function findCitations(text: string, isShown = (name: string) => EXTENSION.test(name)) {
   const found = new Map<string, Citation>();
   let named = "";
-  for (const word of text.slice(0, MAX_ANSWER).replace(BLOCK, "$1").match(CITING) ?? []) {
+  for (const word of text.slice(0, MAX_ANSWER).replace(BLOCK, "$1").match(CITE) ?? []) {
     if (word.length > 400) continue;
     const bare = word.replace(/^[`([{*_]+(?=.)|[`)\]}*_.:!?]+$/g, "");
     const [all, given = bare, first, last = first] = CITED.exec(bare) ?? [];
@@ -1424,8 +1426,9 @@ const CITED = /^(.*?)(?::L?|#L)(\d{1,7})(?:[-–]L?(\d{1,7}))?(?::\d+)?(?![\w-])
 /** A block of code, closed or not. Its first line may name a file. */
 const BLOCK = /^([ >]*(`{3,}|~{3,})(?![`~]).*)\n[\s\S]*?(?:^[ >]*\2|(?![\s\S]))/gm;
 /** "my notes.md":12, as JSON; `my notes.md:12`; or what no space or sign of a sentence parts. */
-const SPACED = /"(?:[^"\\\n]|\\.){1,300}"[:#][\w-]+|(?<!\w)`[^`:\n]{1,300}[:#][L\d-]+`/.source;
-const CITING = new RegExp(`${SPACED}|(?:(?!\\]\\()[^\\s\`,;|<>“”、。《-】（-，：；])+`, "gu");
+const QUOTED = /"(?:[^"\\\n]|\\.){1,300}"[:#][\w-]+|(?<!\w)`[^`:\n]{1,300}[:#][L\d-]+`/.source;
+const PLAIN = /(?:(?!\]\()[^\s`,;|<>“”、。《-】（-，：；])+/.source;
+const CITE = new RegExp(`${QUOTED}|${PLAIN}`, "gu");
 
 /** The path in a citation, plain; "" unless it looks like src/run, Makefile, LICENSE or a.ts. */
 function citedPath(given: string, isShown: (name: string) => boolean): string {
@@ -1501,6 +1504,22 @@ const now = () => new Date().toISOString();
 const headerOf = ({ id, root }: Agent) =>
   ({ type: "session", version: 3, id, timestamp: now(), cwd: root }) as const;
 
+/** The listener that keeps the conversation. Where nothing can be kept by default, that is told,
+ * and prevents no answer. Throws if the file that was named is of no use. */
+function keeper(io: Io, agent: Agent, value: (name: string) => string | undefined): Agent["emit"] {
+  const tell = (text: string) => note(io, text, "yellow");
+  const given = value("session");
+  if (given) return saveSession(agent, given, tell);
+  try {
+    const file = sessionFile(io, agent, Boolean(value("continue")));
+    return file ? saveSession(agent, file, tell) : () => {};
+  } catch (error) {
+    if (!Object(error).syscall) throw error;
+    tell(`Nothing is kept of this: ${(error as Error).message}`);
+    return () => {};
+  }
+}
+
 /** Where a conversation is kept by default: a new file, the last one, or none inside of `root`. */
 function sessionFile(io: Io, { root, id }: Agent, isLast: boolean): string | undefined {
   const state = process.env.XDG_STATE_HOME || path.join(homedir(), ".local", "state");
@@ -1508,7 +1527,7 @@ function sessionFile(io: Io, { root, id }: Agent, isLast: boolean): string | und
   // A name has at most 255 bytes.
   const name = `${cut(path.basename(root), 50, "")}-${key}`;
   const directory = path.join(realAhead(state), "mini-pi", name);
-  if (isInside(root, directory)) return undefined;
+  if (!path.isAbsolute(state) || isInside(root, directory)) return undefined;
   disk.mkdirSync(directory, PRIVATE);
   const files = disk.readdirSync(directory).map((name) => path.join(directory, name));
   const last = files.sort().findLast((file) => disk.statSync(file).size > 0);
@@ -1537,22 +1556,29 @@ export const PREFERRED = `anthropic/claude-sonnet-5-5 openai/gpt-6.2-sol google/
   vercel-ai-gateway/anthropic/claude-sonnet-5.5 xiaomi/mimo-v2.6-pro zai/glm-5.3
   zai-coding-cn/glm-5.3 huggingface/deepseek-ai/DeepSeek-V4.1-Flash github-copilot/claude-sonnet-5.5
   google-vertex/gemini-4-hydrogen amazon-bedrock/global.anthropic.claude-sonnet-5-5`.split(/\s+/);
-type Choice = Pick<Agent, "model" | "stream" | "keyName">;
+type Choice = Pick<Agent, "model" | "stream" | "keyName"> & { notes?: string[] };
 
-/** The model to ask, and how: the named one, else the first preferred that has a key. */
+/** The model to ask, and how: the named one, else the first preferred that has a key. At a base URL
+ * it may be one that only the server knows; without a name, the only one there. */
 export async function findModel(name?: string, baseUrl?: string): Promise<Choice> {
   const models = builtinModels();
   models.setProvider(offlineProvider());
-  if (baseUrl && !(/^https?:/.test(baseUrl) && URL.canParse(baseUrl)))
-    throw new UserError(`--base-url ${baseUrl} does not start with http:// or https://`);
   const found = candidates(models, name, baseUrl);
+  const isUnknown = name === undefined || found.length === 0;
+  const server = baseUrl ? await askServer(baseUrl, isUnknown) : undefined;
   const stream: Agent["stream"] = (...request) => models.streamSimple(...request);
+  const [only = "", another] = server?.windows.keys() ?? [];
+  if (server && (name ? found.length === 0 : only && !another)) {
+    const { model, notes } = localModel(models, server, name ?? only);
+    return { model, notes, stream, keyName: "MINI_PI_API_KEY" };
+  }
   for (const model of found) {
     const auth = await models.checkAuth(model.provider).catch(() => undefined);
     if (!auth) continue;
-    if (baseUrl && !name && model.provider === "offline")
-      throw new UserError("name the model of the server with --model");
-    return { model: baseUrl ? { ...model, baseUrl } : model, stream, keyName: auth.source ?? "" };
+    if (server && !name && model.provider === "offline")
+      throw new UserError(`name the model of the server with --model${hasOf(server)}`);
+    const there = { ...model, ...(server && { baseUrl: server.given, ...server.more }) };
+    return { model: there, stream, keyName: auth.source ?? "" };
   }
   const [{ provider } = { provider: "" }] = found;
   if (!provider) throw new UserError(`there is no model ${name}: see --list-models`);
@@ -1574,32 +1600,87 @@ function candidates(models: ai.MutableModels, name?: string, baseUrl?: string): 
   const usual = [...PREFERRED.flatMap(exact), ...firsts];
   const named = name === undefined ? usual : usual.filter(({ provider }) => provider === name);
   if (name === undefined || named.length > 0) return named;
-  if (baseUrl) return [localModel(models, name, baseUrl)];
-  return usual.flatMap(({ provider }) => models.getModel(provider, name) ?? []);
+  // An id alone is the server's where there is one.
+  return baseUrl ? [] : usual.flatMap(({ provider }) => models.getModel(provider, name) ?? []);
 }
 const nameOf = ({ provider, id }: Model) => `${provider}/${id}`;
 
-/** A model that no catalogue has, at an OpenAI-compatible server: Ollama, llama.cpp, vLLM, ... */
-function localModel(models: ai.MutableModels, id: string, baseUrl: string): Model {
+/** A server of the user's own: its URL without a password, which becomes a header; where it speaks
+ * OpenAI's API; and within 2 s, its models and how many tokens they take, 0 if it does not tell. */
+type Server = {
+  given: string;
+  url: string;
+  more: { headers?: Record<string, string> };
+  windows: Map<string, number>;
+};
+
+/** By the ways of vLLM and SGLang, llama.cpp, LM Studio and Ollama. */
+async function askServer(baseUrl: string, isAsked = true): Promise<Server> {
+  const { protocol = "", username, password, host, pathname } = URL.parse(baseUrl) ?? {};
+  if (!/^https?:/.test(protocol))
+    throw new UserError("--base-url takes an address that starts with http:// or https://");
+  const basic = Buffer.from(decodeURIComponent(`${username}:${password}`)).toString("base64");
+  const more = username ? { headers: { authorization: `Basic ${basic}` } } : {};
+  const given = `${protocol}//${host}${pathname}`.replace(/\/+$/, "");
+  const root = given.replace(/\/v1$/, "");
+  const signal = AbortSignal.timeout(2000);
+  const key = { authorization: `Bearer ${process.env.MINI_PI_API_KEY ?? "none"}` };
+  const look = (place: string) =>
+    fetch(root + place, { headers: { ...key, ...more.headers }, signal, redirect: "error" })
+      .then((response) => response.text())
+      .then(parseJson)
+      .catch(() => undefined);
+  const places = isAsked ? ["/v1/models", "/api/v0/models", "/api/ps"] : [];
+  const told = await Promise.all(places.map(look));
+  const windows = new Map<string, number>();
+  for (const one of told.flatMap((list) => list?.data ?? list?.models ?? [])) {
+    const { id, model, max_model_len, meta, loaded_context_length, context_length } = Object(one);
+    const tokens = max_model_len ?? meta?.n_ctx ?? loaded_context_length ?? context_length;
+    const name = `${id ?? model}`;
+    windows.set(name, Number(tokens) || windows.get(name) || 0);
+  }
+  return { given, url: windows.size > 0 ? `${root}/v1` : given, more, windows };
+}
+const hasOf = ({ windows }: Server) =>
+  windows.size > 0 ? `: it has ${few([...windows.keys()], 20)}` : "";
+
+/** A model that only a server knows, and what there is to say of it. */
+function localModel(models: ai.MutableModels, server: Server, name: string) {
+  const { windows, url, more, given } = server;
+  const id = windows.has(`${name}:latest`) ? `${name}:latest` : name;
+  if (windows.size > 0 && !windows.has(id))
+    throw new UserError(`the server has no model ${name}${hasOf(server)}`);
+  const notes = url === given ? [] : [`The server speaks at ${url}`];
+  const start = id.split("-", 1)[0];
+  const isLike = models.getModels().some((model) => model.id.split("-", 1)[0] === start);
+  if (windows.size === 0 && isLike)
+    notes.push(`No catalogue has ${id}: the server is asked for it`);
   const cost = { input: 0, output: 0, cacheRead: 0, cacheWrite: 0 };
-  // No server says how many tokens it takes.
-  const limits = { contextWindow: 32_768, maxTokens: 8192, reasoning: false };
-  const named = { id, name: id, provider: "local", api: "openai-completions", baseUrl } as const;
+  const contextWindow = windows.get(id) || 32_768;
+  const limits = { contextWindow, maxTokens: Math.min(8192, contextWindow / 4), reasoning: false };
+  const named = { id, name: id, provider: "local", api: "openai-completions" } as const;
   const compat = { maxTokensField: "max_tokens", supportsStore: false } as const;
-  const model = { ...named, ...limits, cost, compat, input: ["text" as const] };
+  const about = { ...named, ...limits, baseUrl: url, ...more };
+  const model = { ...about, cost, compat, input: ["text" as const] };
   const auth = { apiKey: process.env.MINI_PI_API_KEY || "none" };
   const apiKey = { name: "local", resolve: async () => ({ auth, source: "MINI_PI_API_KEY" }) };
   const api = openAICompletionsApi();
   models.setProvider(ai.createProvider({ id: "local", auth: { apiKey }, models: [model], api }));
-  return model;
+  return { model, notes };
 }
 
+/** Whether costs are known: by the catalogue's prices, or as the provider reports them. */
+const hasPrice = ({ provider, cost }: Model) =>
+  cost.input + cost.output > 0 || /^(offline|openrouter|vercel-ai-gateway)$/.test(provider);
+
 /** Prints the models that can be used now and have `part` in their line. */
-async function listModels(io: Io, part = ""): Promise<number> {
+async function listModels(io: Io, part = "", baseUrl?: string): Promise<number> {
   const models = [...(await builtinModels().getAvailable()), ...offlineProvider().getModels()];
   const line = ({ provider, id, contextWindow, cost: { input, output } }: Model) =>
     `${provider}/${id}  ${contextWindow} tokens, a million for $${input} in, $${output} out\n`;
-  const wanted = models.map(line).filter((row) => row.includes(part));
+  const own = baseUrl ? [...(await askServer(baseUrl)).windows] : undefined;
+  const rows = own?.map(([id, tokens]) => `${id}${tokens > 0 ? `  ${tokens} tokens` : ""}\n`);
+  const wanted = (rows ?? models.map(line)).filter((row) => row.includes(part));
   io.stdout.write(wanted.join(""));
   if (wanted.length === 0) note(io, `No model that can be used now is like "${part}": set a key?`);
   return 0;
@@ -1641,9 +1722,10 @@ export function printText(io: Io, quiet: boolean): Agent["emit"] {
     if (event.sources.length > 0) tell(`sources: ${list}`, doubts.length > 0 ? "yellow" : "dim");
     if (event.ended !== "answered") note(io, `mini-pi: ${event.message}`, "red");
     const { input, cached, output, cost } = event.usage;
-    const tokens = `${input} tokens in (${cached} cached), ${output} out, $${cost.toFixed(4)}`;
-    const time = `${((Date.now() - started) / 1000).toFixed(1)} s`;
     const { provider, model } = repliesIn(event.messages).at(-1) ?? {};
+    const price = cost > 0 || provider === "offline" ? `$${cost.toFixed(4)}` : "cost unknown";
+    const tokens = `${input} tokens in (${cached} cached), ${output} out, ${price}`;
+    const time = `${((Date.now() - started) / 1000).toFixed(1)} s`;
     if (input > 0) tell(`${event.turns} turns, ${tokens}, ${time}, ${provider}/${model}`);
   };
 }
@@ -1879,6 +1961,7 @@ export const HELP = `Usage: node mini-pi.ts [options] <dir> ["<question>"] [-]
       --max-turns <n>         stop asking the model after n replies (default: 50)
       --max-cost <dollars>    stop once the conversation has cost this much (default: no limit)
       --timeout <seconds>     stop after this long (default: 1800 for one question)
+      --context <tokens>      the model's window (default: the catalogue's, or what the server says)
       --json                  print events as JSON lines instead of text
       --strict                exit with 3 when a cited source is wrong and stays wrong
       --session <file>        keep the conversation in this file, and resume it if it exists
@@ -1983,20 +2066,22 @@ async function runCommand(args: string[], io: Io, signal: AbortSignal): Promise<
   if (disk.existsSync(keys)) process.loadEnvFile(keys);
   // The providers' libraries would log to stdout.
   Object.assign(process.env, { OPENAI_LOG: "off", ANTHROPIC_LOG: "off" });
-  if (value("list-models")) return listModels(io, directory);
+  if (value("list-models")) return listModels(io, directory, value("base-url"));
   if (directory === undefined) throw new UserError("name a directory; --help shows how");
   const name = value("model") ?? (process.env.MINI_PI_MODEL || undefined);
-  const choice = await findModel(name, value("base-url"));
+  const { notes = [], ...choice } = await findModel(name, value("base-url"));
   const agent = await createAgent(directory, { ...choice, ...agentOptions(value), signal });
+  if (value("context")) agent.model = { ...agent.model, contextWindow: Number(value("context")) };
+  if (value("max-cost") && !hasPrice(agent.model))
+    throw new UserError(`--max-cost cannot hold: ${nameOf(agent.model)} has no known price`);
   const isTalk = asked.length === 0 && io.stdin.isTTY;
   const question = isTalk ? "" : await readQuestion(io, asked);
-  const given = value("no-session") ? "" : value("session");
-  const file = given ?? sessionFile(io, agent, Boolean(value("continue")));
   const tell = (text: string) => note(io, text, "yellow");
-  const keep = file ? saveSession(agent, file, tell) : () => {};
+  const keep = value("no-session") ? () => {} : keeper(io, agent, value);
   const show = value("json") ? printJson(io, agent) : printText(io, Boolean(value("quiet")));
   agent.emit = (event) => void [keep, show].map((hear) => hear(event));
   if (!name && agent.model.provider === "offline" && !value("quiet")) NO_KEY.map(tell);
+  if (!value("quiet")) notes.map(tell);
   if (isTalk) await converse(io, agent, value("base-url"));
   if (isTalk) return signal.aborted ? signal.reason.exitCode : 0;
   const { ended, sources } = await runAgent(agent, question);
@@ -2007,11 +2092,11 @@ async function runCommand(args: string[], io: Io, signal: AbortSignal): Promise<
 }
 const NO_KEY = [
   `No key found, so this is answered by ${OFFLINE}.`,
-  "For a model set ANTHROPIC_API_KEY, OPENAI_API_KEY, GEMINI_API_KEY, DEEPSEEK_API_KEY, ..., or -m.",
+  "For a model set ANTHROPIC_API_KEY, OPENAI_API_KEY, GEMINI_API_KEY, DEEPSEEK_API_KEY ..., or -m.",
 ];
 
 function agentOptions(value: (name: string) => string | undefined) {
-  for (const name of ["max-turns", "max-cost", "timeout"])
+  for (const name of ["max-turns", "max-cost", "timeout", "context"])
     if (!(Number(value(name) ?? 1) > 0)) throw new UserError(`--${name} takes a number above 0`);
   const thinking = LEVELS.find((level) => level === (value("thinking") ?? "medium"));
   if (!thinking) throw new UserError(`--thinking is one of ${LEVELS.join(", ")}`);

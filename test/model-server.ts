@@ -545,7 +545,11 @@ export async function startModelServer(
   const record = { steps: [...script], requests: [], problems: [] };
   const signals = { arrivals: new EventEmitter(), closed: new AbortController() };
   const state: State = { ...record, ...signals, repeatLast, sent: [] };
-  const server = http.createServer((incoming, response) => serve(state, incoming, response));
+  const server = http.createServer((incoming, response) => {
+    // It says nothing of its models; that it was asked does not count.
+    if (incoming.method === "GET") response.writeHead(404).end();
+    else serve(state, incoming, response);
+  });
   // Idle connections stay open for ever, so that a client that waits for their end is seen to hang.
   server.keepAliveTimeout = 0;
   await once(server.listen(0, "127.0.0.1"), "listening");

@@ -673,3 +673,21 @@ test("a directory with a name of 245 characters has its sessions, too", async ()
   }
   assert.equal(readdirSync(path.join(home, "state", "mini-pi")).length, 2);
 });
+
+test("a state directory that cannot be written prevents no answer, and is told", async () => {
+  const [home, cwd] = [temporary(), temporary()];
+  writeFileSync(path.join(home, "file"), "");
+  const places: Record<string, string>[] = [
+    { XDG_STATE_HOME: path.join(home, "file") },
+    { HOME: path.join(home, "file"), XDG_STATE_HOME: "" },
+    { HOME: "", XDG_STATE_HOME: "" },
+    { XDG_STATE_HOME: "relative" },
+  ];
+  for (const env of places) {
+    const { code, stdout, stderr } = await ask([reply("So.")], [], { env, cwd });
+    assert.deepEqual([code, stdout], [0, "So.\n"], stderr);
+    if (Object.values(env).join().includes(home))
+      assert.match(stderr, /^Nothing is kept of this: E/m);
+    assert.deepEqual(readdirSync(cwd), []);
+  }
+});

@@ -8,6 +8,7 @@ import { test } from "node:test";
 import "../fuzz.test.ts";
 import "../model-server.test.ts";
 import "../reword.test.ts";
+import "../servers.test.ts";
 
 test("npm test runs each file of tests, and none of them twice", () => {
   const here = import.meta.dirname;

@@ -34,6 +34,8 @@ async function fuzzAll(t: TestContext) {
   };
   const counts = await Promise.all(Array.from({ length: WORKERS }, (_, i) => run(seed + i)));
   const seconds = (Date.now() - start) / 1000;
+  // Before the directory is removed.
+  await swapper.terminate();
   const sum = (of: keyof Counts) => counts.reduce((total, count) => total + count[of], 0);
   const [refused, pictures] = [sum("refused"), sum("pictures")];
   const tools = (["read_file", "list_files", "search_files"] as const).map(

@@ -81,6 +81,8 @@ if (isMainThread)
       if (led > 0) leaks.push(kind);
       assert.ok(inside > 0, `${kind} is no idle look`);
     }
+    // Before the directory is removed.
+    await worker.terminate();
     assert.deepEqual(leaks, []);
   });
 else
