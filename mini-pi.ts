@@ -2111,7 +2111,7 @@ function agentOptions(value: (name: string) => string | undefined) {
 }
 const LEVELS = ["off", "minimal", "low", "medium", "high", "xhigh", "max"] as const;
 
-/** Runs the program. V8 is to collect sooner: 10 MB less, and 30 in long conversations, for 15 ms. */
+/** Runs the program. V8 collects sooner: 10 MB less, 30 in long conversations, for 15 ms more. */
 export async function main(): Promise<void> {
   setFlagsFromString("--optimize-for-size");
   process.exitCode = await run(process.argv.slice(2), process, stopSignal());

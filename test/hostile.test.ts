@@ -118,7 +118,8 @@ function spoilt(events: Json[], { below, pick }: Random): Json[] {
       const inner: unknown = Reflect.get(place, key);
       if (typeof inner === "object" && inner !== null && below(4) > 0) place = inner as Json;
       else {
-        if (place !== copy) Reflect.set(place, key, pick(HOSTILE));
+        // A copy, as a later round may spoil it, too.
+        if (place !== copy) Reflect.set(place, key, structuredClone(pick(HOSTILE)));
         break;
       }
     }
@@ -152,7 +153,7 @@ async function spoiltServer(chance: Random) {
   return `http://127.0.0.1:${(server.address() as AddressInfo).port}`;
 }
 
-const RUNS = Number(process.env.MINI_PI_RUNS) || (isLong ? 2000 : 30);
+const RUNS = Number(process.env.MINI_PI_RUNS) || (isLong ? 1000 : 30);
 
 test("whatever is sent in the place of any field, a question ends, and throws nothing", async (t) => {
   const chance = random(isLong ? freshSeed(t) : 12);

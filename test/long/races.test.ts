@@ -10,7 +10,7 @@ import { checkSources } from "../../mini-pi.ts";
 import { afresh, agentAt, list, read, search, temporary, write } from "../fixtures.ts";
 
 const CANARY = "kwyjibo";
-const RUNS = Number(process.env.MINI_PI_RUNS) || 400;
+const RUNS = Number(process.env.MINI_PI_RUNS) || 200;
 
 const STILL = new Int32Array(new SharedArrayBuffer(4));
 
