@@ -119,7 +119,7 @@ function spoilt(events: Json[], { below, pick }: Random): Json[] {
       if (typeof inner === "object" && inner !== null && below(4) > 0) place = inner as Json;
       else {
         // A copy, as a later round may spoil it, too.
-        if (place !== copy) Reflect.set(place, key, structuredClone(pick(HOSTILE)));
+        if (place !== copy) Reflect.set(place, key, JSON.parse(JSON.stringify(pick(HOSTILE))));
         break;
       }
     }

@@ -23,7 +23,8 @@ const SENTENCE =
 /** The module with each sentence said in other words. */
 async function reworded(): Promise<typeof original> {
   const directory = temporary();
-  symlinkSync(path.join(home, "node_modules"), path.join(directory, "node_modules"));
+  for (const name of ["node_modules", "package.json"])
+    symlinkSync(path.join(home, name), path.join(directory, name));
   let changed = 0;
   const text = source.replace(SENTENCE, () => `In other words ${changed++} `);
   assert.ok(changed >= 15, `only ${changed} sentences were found`);
