@@ -30,6 +30,7 @@ import * as disk from "node:fs";
 import * as fs from "node:fs/promises";
 import { constants, homedir } from "node:os";
 import path from "node:path";
+import { unescape as unescaped } from "node:querystring";
 import type { Interface } from "node:readline";
 import { Readable } from "node:stream";
 import { text as textOf } from "node:stream/consumers";
@@ -1219,24 +1220,23 @@ function unprinted(content: Reply["content"], tools: AgentTool[]): Reply["conten
   const hasCalls = content.some(({ type }) => type === "toolCall");
   return content.flatMap((block) => {
     if (block.type !== "text") return block;
-    const text = block.text.replace(THOUGHTS, "");
+    const [thoughts] = THOUGHTS.exec(block.text.trimStart()) ?? [""];
+    const text = thoughts ? block.text.trimStart().slice(thoughts.length) : block.text;
     const calls = hasCalls ? [] : printedCalls(text, tools);
     return calls.length > 0 ? calls : { ...block, text };
   });
 }
 /** "<think>...</think>", or what stands before a lone "</think>" at the end of a line. */
-const THOUGHTS = /^\s*(?:<think>[\s\S]*?<\/think>|[^`]*?<\/think>(?=\s*\n))\s*/;
+const THOUGHTS = /^(?:<think>[\s\S]*?<\/think>|[^`]*?<\/think>(?=[^\S\n]*\n))\s*/;
 
-/** Calls of offered tools, after at most a line of prose. */
+/** Calls of offered tools, after at most a line of prose. A long text is none. */
 function printedCalls(text: string, tools: AgentTool[]): ai.ToolCall[] {
+  if (text.length > 32 * 1024) return [];
   const untagged = text.replace(TAGGED_CALL, (_, name: string, body: string) => {
     const given = Array.from(body.matchAll(PARAMETER), ([, key, value]) => [key, value]);
     return `[TOOL_CALLS]${JSON.stringify({ name, arguments: Object.fromEntries(given) })}`;
   });
-  const pieces = untagged
-    .split(CALL_MARKS)
-    .map((piece) => piece.trim())
-    .filter(Boolean);
+  const pieces = untagged.split(CALL_MARKS).flatMap((piece) => piece.trim() || []);
   const isProse = !/[\n{]/.test(pieces[0] ?? "") && pieces.length > 1;
   const calls = pieces.slice(isProse ? 1 : 0).flatMap((piece) => parseJson(piece) ?? [undefined]);
   if (!calls.every((one) => tools.some(({ name }) => name === one?.name))) return [];
@@ -1323,12 +1323,8 @@ function alternating(messages: Message[]): Message[] {
   for (const message of messages) {
     const last = sent.at(-1);
     const isAfter = last?.role === "user" || (last?.role === "toolResult" && remarkOf(message));
-    if (last && isAfter && message.role === "user")
-      sent.splice(
-        -1,
-        1,
-        Object.assign({}, last, { content: [...blocks(last), ...blocks(message)] }),
-      );
+    const content = last && isAfter && [...blocks(last), ...blocks(message)];
+    if (content && message.role === "user") sent.push(Object.assign({}, sent.pop(), { content }));
     else if (message.role !== "assistant" || (message.content.length > 0 && isSent(message)))
       sent.push(message);
   }
@@ -1620,7 +1616,7 @@ async function askServer(baseUrl: string, isAsked = true): Promise<Server> {
   const { protocol = "", username, password, host, pathname } = URL.parse(baseUrl) ?? {};
   if (!/^https?:/.test(protocol))
     throw new UserError("--base-url takes an address that starts with http:// or https://");
-  const basic = Buffer.from(decodeURIComponent(`${username}:${password}`)).toString("base64");
+  const basic = Buffer.from(unescaped(`${username}:${password}`)).toString("base64");
   const more = username ? { headers: { authorization: `Basic ${basic}` } } : {};
   const given = `${protocol}//${host}${pathname}`.replace(/\/+$/, "");
   const root = given.replace(/\/v1$/, "");
@@ -1628,7 +1624,7 @@ async function askServer(baseUrl: string, isAsked = true): Promise<Server> {
   const key = { authorization: `Bearer ${process.env.MINI_PI_API_KEY ?? "none"}` };
   const look = (place: string) =>
     fetch(root + place, { headers: { ...key, ...more.headers }, signal, redirect: "error" })
-      .then((response) => response.text())
+      .then(({ body }) => textOf(Readable.from(body ? capped(body) : [])))
       .then(parseJson)
       .catch(() => undefined);
   const places = isAsked ? ["/v1/models", "/api/v0/models", "/api/ps"] : [];
@@ -1637,8 +1633,9 @@ async function askServer(baseUrl: string, isAsked = true): Promise<Server> {
   for (const one of told.flatMap((list) => list?.data ?? list?.models ?? [])) {
     const { id, model, max_model_len, meta, loaded_context_length, context_length } = Object(one);
     const tokens = max_model_len ?? meta?.n_ctx ?? loaded_context_length ?? context_length;
-    const name = `${id ?? model}`;
-    windows.set(name, Number(tokens) || windows.get(name) || 0);
+    const name = id ?? model;
+    const known = windows.get(name) ?? 0;
+    if (typeof name === "string") windows.set(name, typeof tokens === "number" ? tokens : known);
   }
   return { given, url: windows.size > 0 ? `${root}/v1` : given, more, windows };
 }

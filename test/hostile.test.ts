@@ -106,6 +106,8 @@ const HOSTILE: readonly unknown[] = [
   "[a].".repeat(20_000),
   ".".repeat(300_000),
   "‹<".repeat(50_000),
+  `${" ".repeat(300_000)}</think>x`,
+  `${"<function=a>".repeat(25_000)}</function>`,
 ];
 
 /** A copy in which a random field, at any depth, has a hostile value. */

@@ -80,7 +80,7 @@ const WINDOWS: { [server: string]: [tokens: number, places: Places] } = {
   "a server that does not tell": [32_768, { "/v1/models": models({ id: "m" }) }],
   "a server that tells nonsense": [
     32_768,
-    { "/v1/models": models({ id: "m", max_model_len: {} }) },
+    { "/v1/models": models({ id: { toString: 1 } }, { id: "m", max_model_len: { toString: 1 } }) },
   ],
   "a server that lists nothing": [32_768, {}],
 };
@@ -166,6 +166,8 @@ test("a password in the address is sent as a header, and never shown", async () 
   const basic = `Basic ${Buffer.from("user:se cret").toString("base64")}`;
   assert.deepEqual([code, seen, asked[0]?.headers.authorization], [1, basic, basic]);
   assert.doesNotMatch(stderr, /se.{0,3}cret/);
+  const broken = `http://%ff%zz:secret@${host}/v1`;
+  assert.equal((await runHere(["--base-url", broken, "--no-session", DIR, "what?"])).code, 1);
   const odd = await runHere(["--base-url", "ftp://user:secret@host", DIR, "what?"]);
   assert.equal(odd.code, 2);
   assert.doesNotMatch(odd.stderr, /secret/);
