@@ -601,3 +601,42 @@ test("importing it parses, prints, reads and changes nothing, and lets the proce
   ])
     assert.ok(result.stdout.split(",").includes(name), name);
 });
+
+test("a call in another order, a file for a directory and a question like an option are understood", async () => {
+  const wrong = async (...args: string[]) => {
+    const { code, stderr } = await runHere(args);
+    assert.equal(code, 2);
+    return stderr;
+  };
+  assert.match(await wrong("what is this?"), /write mini-pi \. "what is this\?"/);
+  assert.match(await wrong(path.join(DIR, "a.ts"), "q"), /it is a file/);
+  for (const question of ["- summarize", "-why?"]) {
+    await using server = await startModelServer([reply("So.")]);
+    const env = { ANTHROPIC_API_KEY: "key" };
+    const { stdout } = await runHere(atServer(server, "--no-session", DIR, question), { env });
+    assert.equal(stdout, "So.\n");
+    assert.ok(JSON.stringify(server.requests[0]?.body).includes(question));
+  }
+  assert.match(await wrong("-nonsense", DIR, "q"), /--help/);
+});
+
+test("an answer without a source is said to be so, and whether a file was looked at", async () => {
+  const look = reply([call("read_file", { path: "a.ts" })]);
+  for (const [steps, said] of [
+    [[reply("So.")], /^sources: none cited, and no file looked at$/m],
+    [[look, reply("So.")], /^sources: none cited$/m],
+  ] as const) {
+    await using server = await startModelServer([...steps]);
+    const env = { ANTHROPIC_API_KEY: "key" };
+    const { stderr } = await runHere(atServer(server, "--no-session", DIR, "q"), { env });
+    assert.match(stderr, said);
+  }
+});
+
+test("no device, pipe or directory is taken for a session", async () => {
+  for (const file of ["/dev/full", "/dev/zero", "/dev/null", DIR]) {
+    const { code, stderr } = await runHere(["--session", file, DIR, "q"]);
+    assert.equal(code, 2);
+    assert.match(stderr, /is no file to keep a session in/);
+  }
+});

@@ -181,6 +181,11 @@ test("an unknown name is told from a missing key, and leads to the list", async 
     await assert.rejects(chosen(both, name), { message: /no model.*--list-models/ });
 });
 
+test("a part of a name takes the first preferred model that has it and a key", async () => {
+  assert.match(await chosen(both, "sonnet"), /^anthropic\/claude-sonnet/);
+  assert.match(await chosen(both, "gpt-6"), /^openai\/gpt-6/);
+});
+
 test("a base URL changes the host of a catalogue's model and nothing else", async () => {
   setEnvironment({ ...both, HOME });
   const url = "http://127.0.0.1:1234";
