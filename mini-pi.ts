@@ -935,7 +935,7 @@ function rowsOf({ file, places, total }: Hits, { agent, context, signal }: Query
     const all = [...near].filter(isThere).sort((a, b) => a - b);
     const rows = all.map((at): Row => {
       const mark = columns.has(at) ? ":" : heads.has(at) ? "=" : "-";
-      const line = lines[at - 1] ?? `[beyond the first 4 MB: read_file shows it, offset=${at}]`;
+      const line = lines[at - 1] ?? `[beyond the first 6 MB: read_file shows it, offset=${at}]`;
       return { name: open.name, at, mark, text: `${at}${mark} ${excerpt(line, columns.get(at))}` };
     });
     const [first, last] = [rows[0], rows.at(-1)];
@@ -945,7 +945,7 @@ function rowsOf({ file, places, total }: Hits, { agent, context, signal }: Query
     return rows;
   });
 }
-const SEARCHED_BYTES = 4 * 1024 ** 2;
+const SEARCHED_BYTES = 6 * 1024 ** 2;
 const OUTLINED_LINES = 20_000;
 const MATCH_CHARACTERS = 300;
 

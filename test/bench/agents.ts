@@ -10,7 +10,8 @@ import { call, reply, type Step, startModelServer, text } from "../model-server.
 import { median, table } from "./figures.ts";
 
 const here = import.meta.dirname;
-const MINI_PI = path.join(here, "..", "..", "mini-pi.ts");
+const SOURCE = path.join(here, "..", "..", "mini-pi.ts");
+const PACKAGE = path.join(here, "..", "..", "dist", "cli.js");
 const MODEL = "claude-sonnet-5-5";
 
 type Agent = {
@@ -28,7 +29,7 @@ type Measure = Record<"wall" | "cpu" | "mb" | "first" | "turn" | "tokens" | "all
 async function contenders(work: string, url: string, peers: Peers): Promise<Agent[]> {
   const node = process.execPath;
   const byPath = (file: string) => call("read_file", { path: path.basename(file) });
-  const mini = [MINI_PI, "-q", "-m", `anthropic/${MODEL}`, "--base-url", url, ".", "where?"];
+  const asked = ["-q", "-m", `anthropic/${MODEL}`, "--base-url", url, ".", "where?"];
   const agents: Agent[] = [
     { name: "empty file", command: [node, path.join(here, "empty.ts")], read: byPath },
     {
@@ -36,7 +37,9 @@ async function contenders(work: string, url: string, peers: Peers): Promise<Agen
       command: [node, path.join(here, "floor.ts"), url, ".", "where?"],
       read: byPath,
     },
-    { name: "mini-pi", command: [node, ...mini], read: byPath },
+    { name: "mini-pi", command: [node, SOURCE, ...asked], read: byPath },
+    // What the package's command runs; `npm ci` and `npm run build` make it.
+    { name: "mini-pi, installed", command: [node, PACKAGE, ...asked], read: byPath },
   ];
   if (peers.pi) {
     const home = path.join(work, "pi");
@@ -46,7 +49,7 @@ async function contenders(work: string, url: string, peers: Peers): Promise<Agen
     const args = ["--provider", "anthropic", "--model", MODEL, "--no-session", "-p", "where?"];
     const env = { PI_CODING_AGENT_DIR: home, PI_OFFLINE: "1" };
     const read = (file: string) => call("read", { path: path.basename(file) });
-    agents.push({ name: "pi", command: [node, peers.pi, ...args], env, read });
+    agents.push({ name: "pi", command: [peers.pi, ...args], env, read });
   }
   if (peers.claude) {
     const env = { ANTHROPIC_BASE_URL: url, CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC: "1" };

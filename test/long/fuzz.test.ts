@@ -8,21 +8,19 @@ import { type TestContext, test } from "node:test";
 import { isMainThread, parentPort, Worker, workerData } from "node:worker_threads";
 import { freshSeed, temporary } from "../fixtures.ts";
 import { type Counts, fuzz, makeTraps } from "../fuzz.ts";
+import { startSwapping } from "../swapper.ts";
 
 const CALLS = Number(process.env.MINI_PI_RUNS) || 1_000_000;
 const DEAR = { missing: 1000, search: 500 };
 /** Threads: the test runner follows each step in its own, and that takes a third of the time. */
 const WORKERS = 2;
 
-const SWAPPER = path.join(import.meta.dirname, "races.test.ts");
-
 async function fuzzAll(t: TestContext) {
   const seed = freshSeed(t);
   const base = temporary();
   const traps = makeTraps(base);
   const places = { root: path.join(base, "repo"), outside: path.join(base, "outside") };
-  const swapper = new Worker(SWAPPER, { workerData: places });
-  t.after(() => swapper.terminate());
+  await using _swapper = startSwapping(places.root, places.outside);
   const start = Date.now();
   const run = async (seed: number): Promise<Counts> => {
     const workerData = { base, seed, calls: CALLS / WORKERS };
@@ -34,8 +32,6 @@ async function fuzzAll(t: TestContext) {
   };
   const counts = await Promise.all(Array.from({ length: WORKERS }, (_, i) => run(seed + i)));
   const seconds = (Date.now() - start) / 1000;
-  // Before the directory is removed.
-  await swapper.terminate();
   const sum = (of: keyof Counts) => counts.reduce((total, count) => total + count[of], 0);
   const [refused, pictures] = [sum("refused"), sum("pictures")];
   const tools = (["read_file", "list_files", "search_files"] as const).map(
