@@ -1672,6 +1672,13 @@ function localModel(models: ai.MutableModels, server: Server, name: string) {
   return { model, notes };
 }
 
+/** A local model that is told to think or not as servers understand it, if one asked for a level. */
+const thinkingAsAsked = (model: Model): Model => ({
+  ...model,
+  reasoning: true,
+  compat: { ...model.compat, thinkingFormat: "qwen-chat-template" },
+});
+
 /** Whether costs are known: by the catalogue's prices, or as the provider reports them. */
 const hasPrice = ({ provider, cost }: Model) =>
   cost.input + cost.output > 0 || /^(offline|openrouter|vercel-ai-gateway)$/.test(provider);
@@ -2084,6 +2091,7 @@ async function runCommand(args: string[], io: Io, signal: AbortSignal): Promise<
   const name = value("model") ?? (process.env.MINI_PI_MODEL || undefined);
   const { notes = [], ...choice } = await findModel(name, value("base-url"));
   const agent = await createAgent(directory, { ...choice, ...agentOptions(value), signal });
+  if (value("thinking") && isLocal(agent.model)) agent.model = thinkingAsAsked(agent.model);
   if (value("context")) agent.model = { ...agent.model, contextWindow: Number(value("context")) };
   if (value("max-cost") && !hasPrice(agent.model))
     throw new UserError(`--max-cost cannot hold: ${nameOf(agent.model)} has no known price`);

@@ -282,3 +282,11 @@ test("a model without a price has no cost that is known, and no limit on it", as
   assert.equal(limited.code, 2);
   assert.match(limited.stderr, /--max-cost.*local\/m has no known price/);
 });
+
+test("a level of thinking that was asked for reaches the template, and none is sent otherwise", async () => {
+  const { host, asked } = await serve({ [CHAT]: () => say("So.") });
+  for (const level of [[], ["--thinking", "off"], ["--thinking", "high"]])
+    assert.equal((await ask(host, ["-m", "m", ...level])).code, 0);
+  const told = asked.map(({ body }) => Object(body).chat_template_kwargs?.enable_thinking);
+  assert.deepEqual(told, [undefined, false, true]);
+});
