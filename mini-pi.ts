@@ -1464,17 +1464,8 @@ export function saveSession(agent: Agent, file: string, tell = (_: string) => {}
   if (text.trim() && !formed(HEADER, header)) throw new UserError(`${file} holds no session`);
   if (header && header.cwd !== agent.root) throw new UserError(`${file} is about ${header.cwd}`);
   let parentId: string | null = entries.at(-1)?.id ?? null;
-  const messages: Message[] = [];
-  let wanted = parentId;
-  let odd = lines.length - entries.length - (header ? 1 : 0);
-  // A parent stands above its child, so this ends whatever the ids are.
-  for (const entry of entries.toReversed()) {
-    if (entry.id !== wanted) continue;
-    wanted = entry.parentId;
-    const message = formed<Message>(MESSAGE, entry.message);
-    if (message) messages.unshift(message);
-    else if (entry.type === "message") odd += 1;
-  }
+  const { messages, strange } = branchOf(entries);
+  const odd = strange + lines.length - entries.length - (header ? 1 : 0);
   if (odd > 0) tell(`${file} has ${odd} torn or odd lines, which are passed over.`);
   Object.assign(agent, { messages, id: header?.id ?? agent.id });
   disk.mkdirSync(path.dirname(file), PRIVATE);
@@ -1496,6 +1487,21 @@ export function saveSession(agent: Agent, file: string, tell = (_: string) => {}
       tell(`From here on nothing is kept in ${file}: ${(error as Error).message}`);
     }
   };
+}
+/** The messages that lead to the last entry, and how many of them are strange and left out. */
+function branchOf(entries: ReturnType<typeof parseJson>[]) {
+  const messages: Message[] = [];
+  let wanted = entries.at(-1)?.id;
+  let strange = 0;
+  // A parent stands above its child, so this ends whatever the ids are.
+  for (const entry of entries.toReversed()) {
+    if (entry.id !== wanted) continue;
+    wanted = entry.parentId;
+    const message = formed<Message>(MESSAGE, entry.message);
+    if (message) messages.unshift(message);
+    else if (entry.type === "message") strange += 1;
+  }
+  return { messages, strange };
 }
 const PRIVATE = { recursive: true, mode: 0o700 };
 const HEADER = Type.Object({ type: Type.Literal("session"), id: WORDS, cwd: WORDS });
@@ -1671,13 +1677,6 @@ function localModel(models: ai.MutableModels, server: Server, name: string) {
   models.setProvider(ai.createProvider({ id: "local", auth: { apiKey }, models: [model], api }));
   return { model, notes };
 }
-
-/** A local model that is told to think or not as servers understand it, if one asked for a level. */
-const thinkingAsAsked = (model: Model): Model => ({
-  ...model,
-  reasoning: true,
-  compat: { ...model.compat, thinkingFormat: "qwen-chat-template" },
-});
 
 /** Whether costs are known: by the catalogue's prices, or as the provider reports them. */
 const hasPrice = ({ provider, cost }: Model) =>
@@ -2091,10 +2090,7 @@ async function runCommand(args: string[], io: Io, signal: AbortSignal): Promise<
   const name = value("model") ?? (process.env.MINI_PI_MODEL || undefined);
   const { notes = [], ...choice } = await findModel(name, value("base-url"));
   const agent = await createAgent(directory, { ...choice, ...agentOptions(value), signal });
-  if (value("thinking") && isLocal(agent.model)) agent.model = thinkingAsAsked(agent.model);
-  if (value("context")) agent.model = { ...agent.model, contextWindow: Number(value("context")) };
-  if (value("max-cost") && !hasPrice(agent.model))
-    throw new UserError(`--max-cost cannot hold: ${nameOf(agent.model)} has no known price`);
+  agent.model = modelAsAsked(agent.model, value);
   const isTalk = asked.length === 0 && io.stdin.isTTY;
   const question = isTalk ? "" : await readQuestion(io, asked);
   const tell = (text: string) => note(io, text, "yellow");
@@ -2115,6 +2111,17 @@ const NO_KEY = [
   `No key found, so this is answered by ${OFFLINE}.`,
   "For a model set ANTHROPIC_API_KEY, OPENAI_API_KEY, GEMINI_API_KEY, DEEPSEEK_API_KEY ..., or -m.",
 ];
+
+/** The model with the window that was given and, at a server of one's own, the switch for thinking
+ * that templates know. Throws if costs are limited that nobody knows. */
+function modelAsAsked(model: Model, value: (name: string) => string | undefined): Model {
+  if (value("max-cost") && !hasPrice(model))
+    throw new UserError(`--max-cost cannot hold: ${nameOf(model)} has no known price`);
+  const contextWindow = Number(value("context") ?? model.contextWindow);
+  if (!value("thinking") || !isLocal(model)) return { ...model, contextWindow };
+  const compat = { ...model.compat, thinkingFormat: "qwen-chat-template" as const };
+  return { ...model, contextWindow, reasoning: true, compat };
+}
 
 function agentOptions(value: (name: string) => string | undefined) {
   for (const name of ["max-turns", "max-cost", "timeout", "context"])
