@@ -1855,7 +1855,10 @@ async function command(io: Io, agent: Agent, [text, baseUrl]: [string, string?])
   else if (name !== "/model")
     return note(io, name === "/help" ? COMMANDS : `not sent: ${COMMANDS}`);
   const tell = (error: Error) => note(io, error.message, "red");
-  Object.assign(agent, argument && (await findModel(argument, baseUrl).catch(tell)));
+  const found = argument ? await findModel(argument, baseUrl).catch(tell) : undefined;
+  const { notes = [], ...choice } = found ?? {};
+  for (const text of notes) note(io, text, "yellow");
+  Object.assign(agent, choice);
   note(io, `${nameOf(agent.model)}, ${agent.messages.length} messages`);
 }
 

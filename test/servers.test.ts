@@ -290,3 +290,15 @@ test("a level of thinking that was asked for reaches the template, and none is s
   const told = asked.map(({ body }) => Object(body).chat_template_kwargs?.enable_thinking);
   assert.deepEqual(told, [undefined, false, true]);
 });
+
+test("in a conversation, too, a name that nobody confirms is told", async () => {
+  const { host } = await serve({ [CHAT]: () => say("So.") });
+  const args = ["--base-url", `http://${host}/v1`, "-m", "m", "--no-session", DIR];
+  const input = "/model claude-sonnet-99\n";
+  const { code, stdout } = await runHere(args, { input, terminal: true });
+  assert.equal(code, 0);
+  assert.match(
+    stdout,
+    /No catalogue has claude-sonnet-99[\s\S]*local\/claude-sonnet-99, 0 messages/,
+  );
+});
