@@ -1057,30 +1057,28 @@ async function complete(agent: Agent, run: Run): Promise<Reply> {
 /** One request: its reply, and the ms to wait before another try, if there is a use in one. */
 async function ask(agent: Agent, run: Run): Promise<[reply: Reply, wait?: number]> {
   const { model, systemPrompt, tools, id: sessionId } = agent;
-  // Silence can be noticed here only: no timeout of any provider covers a stream that stalls. A
-  // model of one's own may read a long prompt for minutes.
-  const ms = Number(process.env.MINI_PI_IDLE_MS) || (isLocal(model) ? 1_800_000 : 300_000);
-  const idle = new AbortController();
-  const watchdog = setTimeout(() => idle.abort(new Error(`no answer for ${ms / 1000} s`)), ms);
+  const { alive, idle, ...watchdog } = watch(isLocal(model));
   const signal = AbortSignal.any([run.signal, idle.signal]);
   let response: Response | undefined;
-  const ours: typeof fetch = async (url, init) => (response = await request(model, url, init));
+  const ours: typeof fetch = async (url, init) =>
+    (response = await request({ model, alive }, url, init));
   const level = ai.clampThinkingLevel(model, agent.thinking);
   const reasoning = level === "off" ? undefined : level;
   const toolChoice = run.limit ? "none" : "auto";
-  const options = { signal, sessionId, toolChoice, reasoning, maxRetries: 0, fetch: ours } as const;
+  const more = { maxRetries: 0, fetch: ours, onProviderStreamEvent: mender() };
+  const options = { signal, sessionId, toolChoice, reasoning, ...more } as const;
   const context = { systemPrompt, tools, messages: trimContext(agent) };
   const stream = agent.stream(model, context, options);
   let events = 0;
   for await (const event of stream) {
-    watchdog.refresh();
+    alive(true);
     if (++events > 1_000_000) idle.abort(new Error("the reply does not end"));
     if ("delta" in event && typeof event.delta !== "string") continue;
     const usage = "partial" in event ? event.partial.usage : undefined;
     if (event.type === "start") agent.emit({ type: "message_start", message: event.partial });
     else if (usage) agent.emit({ type: "message_update", usage, assistantMessageEvent: event });
   }
-  clearTimeout(watchdog);
+  watchdog.end();
   const reply = settled(agent, await stream.result());
   const notice = noticeOn(agent, context.messages, reply);
   if (notice) agent.emit({ type: "notice", message: notice });
@@ -1094,21 +1092,42 @@ async function ask(agent: Agent, run: Run): Promise<[reply: Reply, wait?: number
   return [reply, idle.signal.aborted ? undefined : wait];
 }
 
+/** Notices silence, as no timeout of any provider covers a stream that stalls. A byte is a sign of
+ * life, an event a better one. A model of one's own may read a long prompt before its first. */
+function watch(isPatient: boolean) {
+  const given = Number(process.env.MINI_PI_IDLE_MS);
+  const ms = given || 300_000;
+  const idle = new AbortController();
+  const start = () => setTimeout(() => idle.abort(new Error(`no answer for ${ms / 1000} s`)), ms);
+  let timer = isPatient && !given ? undefined : start();
+  let last = Date.now();
+  const alive = (isEvent = false) => {
+    if (isEvent || !timer) last = Date.now();
+    // Comments that keep a connection open may not do so for ever.
+    if (Date.now() - last > 4 * ms) return;
+    clearTimeout(timer);
+    timer = start();
+  };
+  return { alive, idle, end: () => clearTimeout(timer) };
+}
+
+type Asking = { model: Model; alive(): void };
 /** The door to the network. A redirect could carry the conversation to another host: an error. */
-async function request(model: Model, ...[url, init]: Parameters<typeof fetch>): Promise<Response> {
+async function request({ model, alive }: Asking, ...[url, init]: Parameters<typeof fetch>) {
   const patient = isLocal(model) ? { dispatcher: patientClient() } : {};
   const response = await fetch(url, { ...init, ...patient, redirect: "manual" });
-  const body = response.body && ReadableStream.from(capped(response.body));
+  const body = response.body && ReadableStream.from(capped(response.body, alive));
   return asStream(new Response(body, response));
 }
 
 /** The bytes of a response, of which there are more than in any reply if they are over 16 MB. */
-async function* capped(body: AsyncIterable<Uint8Array>) {
+async function* capped(body: AsyncIterable<Uint8Array>, alive = () => {}) {
   let room = 16 * 1024 ** 2;
   for await (const chunk of body) {
+    alive();
     room -= chunk.length;
     if (room < 0) throw new Error("the response is longer than 16 MB");
-    yield chunk;
+    yield coded(chunk);
   }
 }
 
@@ -1144,19 +1163,31 @@ const NO_FORM = "the reply has not the form of the protocol";
 /** Puts a failure into words. Gives the ms until another try, 0 for our own gap, if it may help. */
 function diagnose({ model, keyName }: Agent, reply: Reply, response?: Response) {
   if (reply.stopReason !== "error") return undefined;
-  const { status = 200, headers } = response ?? {};
   const said = sayable(reply.errorMessage ?? "");
+  const [inside] = /^[45]\d\d(?=: )/.exec(said) ?? [];
+  const status = Number(inside ?? response?.status ?? 200);
   const fault = FAULTS.find(([about]) => about.test(`${status} ${said}`));
   const isRetryable = (status < 300 || status === 429) && ai.isRetryableAssistantError(reply);
   const [, isTransient, advice] = fault ?? ["", isRetryable, ""];
-  const asked = headers?.get("retry-after") ?? "";
+  const [ms, asked] = waitAsked(said, response?.headers);
   const wait = asked && ` (the server asks to wait: ${cut(asked, 50)})`;
   const where = `${model.provider}/${model.id} at ${URL.parse(model.baseUrl)?.host}`;
   reply.errorMessage = `${where}: ${said}${wait}. ${advice.replace("KEY", keyName)}`.trim();
-  const [, amount, unit] = /(?:again in|after) ([\d.]+) ?(ms|s)/.exec(said) ?? [];
-  const told = Number(amount) * (unit === "s" ? 1000 : 1) || Number(headers?.get("retry-after-ms"));
-  const ms = Math.max(0, Number(asked) * 1000 || Date.parse(asked) - Date.now() || told || 0);
   return isTransient && ms <= 60_000 && !isRefusal(reply) ? ms : undefined;
+}
+
+/** The ms that a server asks to wait, 0 if it does not, and the words of its header for that. */
+function waitAsked(said: string, headers = new Headers()): [ms: number, asked: string] {
+  const header = (name: string) => headers.get(name) ?? "";
+  const [, amount, unit] = /(?:again in|after) ([\d.]+) ?(ms|s)/.exec(said) ?? [];
+  const asked = header("retry-after");
+  // A reset is a time, in seconds or ms since 1970, or a number of seconds.
+  const reset = Number(header("x-ratelimit-reset"));
+  const left = (reset > 1e11 ? reset : reset * 1000) - (reset > 1e9 ? Date.now() : 0);
+  const until = reset > 0 ? Math.max(1, left) : 0;
+  const told = Number(amount) * (unit === "s" ? 1000 : 1) || Number(header("retry-after-ms"));
+  const ms = Number(asked) * 1000 || Date.parse(asked) - Date.now() || told || until;
+  return [Math.max(0, ms || 0), asked];
 }
 const ASK_FOR_LESS = "Ask for less, or raise the context (Ollama: num_ctx).";
 /** By the status and the message: whether another try may help, and what to do. */
@@ -1201,17 +1232,60 @@ function patientClient() {
  * status 200, or a page of theirs. */
 async function asStream(response: Response): Promise<Response> {
   const type = response.headers.get("content-type") ?? "";
+  const place = response.headers.get("location");
+  if (place && !response.ok) return failed(`a redirect to ${place}, which is not followed`);
   if (!response.ok || !/json|html/.test(type)) return response;
   const text = await response.text();
   const body = parseJson(text);
   const message = body?.choices?.[0]?.message;
   const said = body?.error?.message ?? body?.error ?? (/html/.test(type) && `a page: ${text}`);
-  if (said) return Response.json({ error: { message: cut(`${said}`, 300) } }, { status: 400 });
+  if (said) return failed(`${said}`);
   if (!message) return new Response(text, response);
   for (const [index, call] of (message.tool_calls ?? []).entries()) call.index ??= index;
   const chunk = { ...body, choices: [{ ...body.choices[0], delta: message }] };
   const headers = { "content-type": "text/event-stream" };
   return new Response(`data: ${JSON.stringify(chunk)}\n\ndata: [DONE]\n\n`, { headers });
+}
+
+const failed = (message: string) =>
+  Response.json({ error: { message: cut(message, 300) } }, { status: 400 });
+
+/** Puts the status of an error inside of a stream, which pi-ai 1.6.0 drops, before its message. */
+function coded(chunk: Uint8Array): Uint8Array {
+  const bytes = Buffer.from(chunk.buffer, chunk.byteOffset, chunk.length);
+  if (!bytes.includes('"error"')) return chunk;
+  const [, code] = ERROR_CODE.exec(`${bytes}`) ?? [];
+  return code ? Buffer.from(`${bytes}`.replace(/"message": *"/, `$&${code}: `)) : chunk;
+}
+const ERROR_CODE = /"error": *\{[^{}]*"(?:code|status)": *"?([45]\d\d)\b/;
+
+/** Mends the chunks of a stream where pi-ai 1.6.0 loses something: a refusal, arguments that are no
+ * string, and calls that share an id or an index. */
+function mender() {
+  const calls = new Map<unknown, { id: unknown; index: number }>();
+  const ids = new Set();
+  let [count, isRefused] = [0, false];
+  return (chunk: unknown) => {
+    const [choice] = Object(chunk).choices ?? [];
+    const { delta } = Object(choice);
+    if (delta?.refusal) delta.content ||= delta.refusal;
+    isRefused ||= Boolean(delta?.refusal);
+    if (isRefused && choice?.finish_reason) choice.finish_reason = "refusal";
+    for (const call of delta?.tool_calls ?? []) {
+      const { id, index, function: given } = Object(call);
+      if (given?.arguments && typeof given.arguments === "object")
+        given.arguments = JSON.stringify(given.arguments);
+      if (index === undefined) continue;
+      const known = calls.get(index);
+      const isNew = !known || (id && given?.name && id !== known.id);
+      const mine = isNew ? { id, index: count++ } : known;
+      calls.set(index, mine);
+      call.index = mine.index;
+      // It goes by the id, too: what has none gets one at the door.
+      if (isNew && ids.has(id)) call.id = "";
+      ids.add(id);
+    }
+  };
 }
 
 /** The content as it was meant: without thoughts in the text, and with the calls that a text is
@@ -1232,13 +1306,21 @@ const THOUGHTS = /^(?:<think>[\s\S]*?<\/think>|[^`]*?<\/think>(?=[^\S\n]*\n))\s*
 /** Calls of offered tools, after at most a line of prose. A long text is none. */
 function printedCalls(text: string, tools: AgentTool[]): ai.ToolCall[] {
   if (text.length > 32 * 1024) return [];
-  const untagged = text.replace(TAGGED_CALL, (_, name: string, body: string) => {
-    const given = Array.from(body.matchAll(PARAMETER), ([, key, value]) => [key, value]);
-    return `[TOOL_CALLS]${JSON.stringify({ name, arguments: Object.fromEntries(given) })}`;
-  });
-  const pieces = untagged.split(CALL_MARKS).flatMap((piece) => piece.trim() || []);
+  const marked = (form: RegExp, parameter: RegExp, all: string) =>
+    all.replace(form, (_, name: string, body: string) => {
+      const given = Array.from(body.matchAll(parameter), ([, key, ...all]) => [key, all.join("")]);
+      return `[TOOL_CALLS]${JSON.stringify({ name, arguments: Object.fromEntries(given) })}`;
+    });
+  const untagged = marked(TAGGED_CALL, PARAMETER, text);
+  const isCode = /```tool_code|<\|python_tag\|>/.test(text);
+  const plain = isCode ? marked(PYTHON_CALL, KEYWORD, untagged) : untagged;
+  const pieces = plain.split(CALL_MARKS).flatMap((piece) => piece.trim() || []);
   const isProse = !/[\n{]/.test(pieces[0] ?? "") && pieces.length > 1;
-  const calls = pieces.slice(isProse ? 1 : 0).flatMap((piece) => parseJson(piece) ?? [undefined]);
+  const calls = pieces.slice(isProse ? 1 : 0).flatMap((piece) => {
+    const [, name, json = piece] = NAMED_CALL.exec(piece) ?? [];
+    const value = parseJson(json) ?? [undefined];
+    return name ? { name, arguments: value } : value;
+  });
   if (!calls.every((one) => tools.some(({ name }) => name === one?.name))) return [];
   const idOf = (i: number) => ({ id: `${PRINTED}_${i}` });
   return calls.map((c, i) => ai.fauxToolCall(c.name, Object(c.arguments ?? c.parameters), idOf(i)));
@@ -1248,6 +1330,11 @@ const PRINTED = "printed";
 const CALL_MARKS = /<\/?(?:tool_calls?|function_calls)>|\[TOOL_CALLS\]|<\|[\w-]+\|>|```\w*/;
 /** <function=read_file><parameter=path>a.ts</parameter></function>, <invoke name="read_file">... */
 const TAGGED_CALL = /<(?:function=|invoke name=")([\w-]+)"?>([\s\S]*?)<\/(?:function|invoke)>/g;
+/** read_file(path="a.ts"), maybe in print(), after a mark that says it is code. */
+const PYTHON_CALL = /(?<=^|>)(?:print\()?(?:\w+\.)*?(\w+)(?:\.call)?\((.*)\) *$/gm;
+const KEYWORD = /(\w+) *= *(?:"([^"]*)"|'([^']*)'|([\w.]+))/g;
+/** read_file[ARGS]{"path":"a.ts"}, and the like without the mark. */
+const NAMED_CALL = /^([\w-]+)(?:\[CALL_ID\]\w+)?(?:\[ARGS\])?(?=\{)([\s\S]*)/;
 const PARAMETER = /<parameter(?:=| name=")(\w+)"?>\n?([\s\S]*?)\n?<\/parameter>/g;
 
 /** What the user should know of a server, by what it sent; "" if nothing. */
@@ -1304,8 +1391,8 @@ export const MESSAGE = Type.Union([
 /** The messages to send: the stored ones, with the oldest results blanked if the window is full. */
 export function trimContext(agent: Agent): Message[] {
   const isBlank = (m: Message, i: number) => m.role === "toolResult" && i < agent.trimmed;
-  const sent = () =>
-    alternating(agent.messages.map((m, i) => (isBlank(m, i) ? { ...m, content: BLANK } : m)));
+  const blanked = (m: Message, i: number) => (isBlank(m, i) ? { ...m, content: BLANK } : m);
+  const sent = () => alternating(agent.model, agent.messages.map(blanked));
   const { contextWindow } = agent.model;
   const { tokens } = estimateContextTokens(sent());
   // Seldom, and much at a time: each time the provider's prompt cache is lost.
@@ -1316,7 +1403,8 @@ const BLANK = [{ type: "text" as const, text: "[removed to save space; call agai
 
 /** As servers with strict templates want it: replies have content, two messages of the user in a
  * row are one, and what mini-pi remarks ends the result before it. */
-function alternating(messages: Message[]): Message[] {
+function alternating(model: Model, messages: Message[]): Message[] {
+  const isStrict = isLocal(model) || model.provider === "mistral";
   const sent: Message[] = [];
   const blocks = ({ content }: Message) =>
     typeof content === "string" ? [{ type: "text", text: content }] : content;
@@ -1325,11 +1413,14 @@ function alternating(messages: Message[]): Message[] {
     const isAfter = last?.role === "user" || (last?.role === "toolResult" && remarkOf(message));
     const content = last && isAfter && [...blocks(last), ...blocks(message)];
     if (content && message.role === "user") sent.push(Object.assign({}, sent.pop(), { content }));
-    else if (message.role !== "assistant" || (message.content.length > 0 && isSent(message)))
+    else if (message.role !== "assistant" || (message.content.length > 0 && isSent(message))) {
+      if (isStrict && message.role === "user" && last?.role === "toolResult") sent.push(BETWEEN);
       sent.push(message);
+    }
   }
   return sent;
 }
+const BETWEEN = ai.fauxAssistantMessage("I have seen these results.");
 const isSent = ({ stopReason }: Reply) => stopReason !== "error" && stopReason !== "aborted";
 
 /** Blanks results, the oldest first and never the newest turn's; whether there were any left. */
@@ -1574,7 +1665,7 @@ export async function findModel(name?: string, baseUrl?: string): Promise<Choice
   const stream: Agent["stream"] = (...request) => models.streamSimple(...request);
   const [only = "", another] = server?.windows.keys() ?? [];
   if (server && (name ? found.length === 0 : only && !another)) {
-    const { model, notes } = localModel(models, server, name ?? only);
+    const { model, notes } = await localModel(models, server, name ?? only);
     return { model, notes, stream, keyName: "MINI_PI_API_KEY" };
   }
   for (const model of found) {
@@ -1620,6 +1711,7 @@ type Server = {
   url: string;
   more: { headers?: Record<string, string> };
   windows: Map<string, number>;
+  show(model: string): Promise<unknown>;
 };
 
 /** By the ways of vLLM and SGLang, llama.cpp, LM Studio and Ollama. */
@@ -1633,28 +1725,34 @@ async function askServer(baseUrl: string, isAsked = true): Promise<Server> {
   const root = given.replace(/\/v1$/, "");
   const signal = AbortSignal.timeout(2000);
   const key = { authorization: `Bearer ${process.env.MINI_PI_API_KEY ?? "none"}` };
-  const look = (place: string) =>
-    fetch(root + place, { headers: { ...key, ...more.headers }, signal, redirect: "error" })
+  const usual = { headers: { ...key, ...more.headers }, signal, redirect: "error" } as const;
+  const look = (place: string, model?: string) =>
+    fetch(root + place, model ? { ...usual, method: "POST", body: `{"model":${model}}` } : usual)
       .then(({ body }) => textOf(Readable.from(body ? capped(body) : [])))
       .then(parseJson)
       .catch(() => undefined);
-  const places = isAsked ? ["/v1/models", "/api/v0/models", "/api/ps"] : [];
-  const told = await Promise.all(places.map(look));
+  const places = isAsked ? ["/v1/models", "/api/v0/models", "/api/ps", "/props"] : [];
+  const told = await Promise.all(places.map((place) => look(place)));
   const windows = new Map<string, number>();
   for (const one of told.flatMap((list) => list?.data ?? list?.models ?? [])) {
     const { id, model, max_model_len, meta, loaded_context_length, context_length } = Object(one);
     const tokens = max_model_len ?? meta?.n_ctx ?? loaded_context_length ?? context_length;
     const name = id ?? model;
-    const known = windows.get(name) ?? 0;
+    const known = windows.get(name) ?? told[3]?.default_generation_settings?.n_ctx ?? 0;
     if (typeof name === "string") windows.set(name, typeof tokens === "number" ? tokens : known);
   }
-  return { given, url: windows.size > 0 ? `${root}/v1` : given, more, windows };
+  // Only Ollama answers the third, and can be asked for the model itself.
+  const isOllama = Array.isArray(told[2]?.models);
+  const show = isOllama
+    ? (model: string) => look("/api/show", JSON.stringify(model))
+    : async () => {};
+  return { given, url: windows.size > 0 ? `${root}/v1` : given, more, windows, show };
 }
 const hasOf = ({ windows }: Server) =>
   windows.size > 0 ? `: it has ${few([...windows.keys()], 20)}` : "";
 
 /** A model that only a server knows, and what there is to say of it. */
-function localModel(models: ai.MutableModels, server: Server, name: string) {
+async function localModel(models: ai.MutableModels, server: Server, name: string) {
   const { windows, url, more, given } = server;
   const id = windows.has(`${name}:latest`) ? `${name}:latest` : name;
   if (windows.size > 0 && !windows.has(id))
@@ -1665,7 +1763,7 @@ function localModel(models: ai.MutableModels, server: Server, name: string) {
   if (windows.size === 0 && isLike)
     notes.push(`No catalogue has ${id}: the server is asked for it`);
   const cost = { input: 0, output: 0, cacheRead: 0, cacheWrite: 0 };
-  const contextWindow = windows.get(id) || 32_768;
+  const contextWindow = windows.get(id) || (await windowOf(server, id)) || 32_768;
   const limits = { contextWindow, maxTokens: Math.min(8192, contextWindow / 4), reasoning: false };
   const named = { id, name: id, provider: "local", api: "openai-completions" } as const;
   const compat = { maxTokensField: "max_tokens", supportsStore: false } as const;
@@ -1676,6 +1774,15 @@ function localModel(models: ai.MutableModels, server: Server, name: string) {
   const api = openAICompletionsApi();
   models.setProvider(ai.createProvider({ id: "local", auth: { apiKey }, models: [model], api }));
   return { model, notes };
+}
+
+/** The tokens that a model of Ollama takes, as it was set up or, else, as it was trained. */
+async function windowOf({ show }: Server, id: string): Promise<number> {
+  const { parameters, model_info } = Object(await show(id));
+  const [, set] = /^num_ctx +(\d+)/m.exec(cut(`${parameters}`, 4096)) ?? [];
+  const facts = Object.entries(Object(model_info));
+  const [, trained] = facts.find(([key]) => key.endsWith(".context_length")) ?? [];
+  return Number(set ?? trained) || 0;
 }
 
 /** Whether costs are known: by the catalogue's prices, or as the provider reports them. */

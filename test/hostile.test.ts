@@ -64,14 +64,14 @@ const chunk = (delta: object, finish_reason: string | null = null) => ({
   id: "c",
   choices: [{ index: 0, delta, finish_reason }],
 });
-const arguments_ = '{"pattern":"answer"}';
+const arguments_ = '{"path":"a.ts"}';
 const OPENAI: Json[] = [
   chunk({ role: "assistant", content: "" }),
   chunk({ reasoning_content: "Hm." }),
   chunk({ content: "See a.ts:1." }),
   chunk({
     tool_calls: [
-      { index: 0, id: "c", type: "function", function: { name: "search_files", arguments: "" } },
+      { index: 0, id: "c", type: "function", function: { name: "read_file", arguments: "" } },
     ],
   }),
   chunk({ tool_calls: [{ index: 0, function: { arguments: arguments_ } }] }),
@@ -99,15 +99,18 @@ const HOSTILE: readonly unknown[] = [
   { toString: 1 },
   { length: -1 },
   [{ toString: 1 }, null],
-  deep(3000),
   '{"path":{"toString":1}}',
-  `${'{"path":'.repeat(3000)}1`,
   '{"\ud800":1,"path":"a.ts"}',
+];
+/** These take most of the time, and are seldom sent. */
+const LARGE: readonly unknown[] = [
   "[a].".repeat(20_000),
   ".".repeat(300_000),
   "‹<".repeat(50_000),
   `${" ".repeat(300_000)}</think>x`,
   `${"<function=a>".repeat(25_000)}</function>`,
+  `${'{"path":'.repeat(3000)}1`,
+  deep(3000),
 ];
 
 /** A copy in which a random field, at any depth, has a hostile value. */
@@ -121,7 +124,12 @@ function spoilt(events: Json[], { below, pick }: Random): Json[] {
       if (typeof inner === "object" && inner !== null && below(4) > 0) place = inner as Json;
       else {
         // A copy, as a later round may spoil it, too.
-        if (place !== copy) Reflect.set(place, key, JSON.parse(JSON.stringify(pick(HOSTILE))));
+        if (place !== copy)
+          Reflect.set(
+            place,
+            key,
+            JSON.parse(JSON.stringify(pick(below(20) > 0 ? HOSTILE : LARGE))),
+          );
         break;
       }
     }

@@ -179,6 +179,11 @@ describe("A call that a server leaves in the text", () => {
     "of Qwen's coders": "<function=read_file>\n<parameter=path>\na.ts\n</parameter>\n</function>",
     "as XML": `<function_calls>\n<invoke name="read_file">\n<parameter name="path">a.ts</parameter>\n</invoke>\n</function_calls>`,
     "of Mistral": `[TOOL_CALLS][${printed}]`,
+    "of Mistral's later models": `[TOOL_CALLS]read_file[ARGS]{"path":"a.ts"}`,
+    "of Mistral's with an id": `[TOOL_CALLS]read_file[CALL_ID]abc123[ARGS]{"path":"a.ts"}`,
+    "of Gemma": '```tool_code\nread_file(path="a.ts")\n```',
+    "of Gemma, printed": "I look.\n```tool_code\nprint(default_api.read_file(path='a.ts'))\n```",
+    "of Llama in Python's way": '<|python_tag|>read_file.call(path="a.ts")',
     "of Llama": `<|python_tag|>${printed}`,
   };
   for (const [form, text] of Object.entries(forms))

@@ -7,7 +7,8 @@ import * as http from "node:http";
 import type { AddressInfo } from "node:net";
 import { text as textOf } from "node:stream/consumers";
 import { after, test } from "node:test";
-import { findModel } from "../mini-pi.ts";
+import * as ai from "@earendil-works/pi-ai";
+import { createAgent, findModel, trimContext } from "../mini-pi.ts";
 import { temporary, write } from "./fixtures.ts";
 import { type HereOptions, runHere } from "./run-cli.ts";
 
@@ -15,7 +16,7 @@ const DIR = temporary();
 write(DIR, { "a.ts": "export const answer = 42;\n" });
 
 type Handler = (body: string, request: http.IncomingMessage) => Sent;
-type Sent = { status?: number; type?: string; headers?: object; body: unknown } | undefined;
+type Sent = { status?: number; type?: string; headers?: object; body?: unknown } | undefined;
 type Places = { [place: string]: Handler };
 
 const json = (body: unknown, status = 200): Sent => ({ status, body });
@@ -75,6 +76,32 @@ const WINDOWS: { [server: string]: [tokens: number, places: Places] } = {
     {
       "/v1/models": models({ id: "m" }),
       "/api/ps": () => json({ models: [{ name: "m", model: "m", context_length: 4096 }] }),
+    },
+  ],
+  "llama.cpp that tells it of itself": [
+    16_384,
+    {
+      "/v1/models": models({ id: "m" }),
+      "/props": () => json({ default_generation_settings: { n_ctx: 16_384 } }),
+    },
+  ],
+  "Ollama, not loaded yet": [
+    8192,
+    {
+      "/v1/models": models({ id: "m:latest" }),
+      "/api/ps": () => json({ models: [] }),
+      "/api/show": (body) =>
+        JSON.parse(body).model === "m:latest"
+          ? json({ parameters: "stop x\nnum_ctx 8192", model_info: { "a.context_length": 9 } })
+          : json({ error: "no such model" }, 404),
+    },
+  ],
+  "Ollama, with the window it was trained with": [
+    40_960,
+    {
+      "/v1/models": models({ id: "m" }),
+      "/api/ps": () => json({ models: [] }),
+      "/api/show": () => json({ model_info: { "qwen3.context_length": 40_960 } }),
     },
   ],
   "a server that does not tell": [32_768, { "/v1/models": models({ id: "m" }) }],
@@ -231,6 +258,90 @@ test("a whole completion with calls has them run", async () => {
   assert.deepEqual(roles, ["system", "user", "assistant", "tool", "tool"]);
 });
 
+const call = (index: number, id: string | undefined, path: string) => ({
+  ...(id && { id }),
+  index,
+  type: "function",
+  function: { name: "read_file", arguments: JSON.stringify({ path }) },
+});
+const CALLS: { [shape: string]: object[] } = {
+  "with arguments that are an object": [
+    { ...call(0, "a", ""), function: { name: "read_file", arguments: { path: "a.ts" } } },
+    { ...call(1, "b", ""), function: { name: "read_file", arguments: { path: "b.ts" } } },
+  ],
+  "with one id": [call(0, "same", "a.ts"), call(1, "same", "b.ts")],
+  "with one index": [call(0, "a", "a.ts"), call(0, "b", "b.ts")],
+  "with one index and pieces": [
+    call(0, "a", "a.ts"),
+    { ...call(0, "b", ""), function: { name: "read_file", arguments: '{"path":' } },
+    { index: 0, function: { arguments: '"b.ts"}' } },
+  ],
+  "without ids": [call(0, undefined, "a.ts"), call(1, undefined, "b.ts")],
+};
+for (const [shape, calls] of Object.entries(CALLS))
+  for (const isWhole of [false, true])
+    test(`two calls ${shape} are two calls, ${isWhole ? "in one piece" : "one after the other"}`, async () => {
+      const delta = (tool_calls: object[]) => ({ choices: [{ index: 0, delta: { tool_calls } }] });
+      const chunks = isWhole ? [delta(calls)] : calls.map((one) => delta([one]));
+      let n = 0;
+      const { host, asked } = await serve({
+        [CHAT]: () => (n++ > 0 ? say("So.") : stream(...chunks, finish("tool_calls"))),
+      });
+      assert.equal((await ask(host, ["-m", "m"])).stdout, "So.\n");
+      const sent = asked[1]?.body.messages.filter(({ role }) => role === "tool") ?? [];
+      assert.match(`${sent[0]?.content}`, /answer = 42/);
+      assert.match(`${sent[1]?.content}`, /b\.ts does not exist/);
+      assert.equal(sent.length, 2);
+    });
+
+test("a refusal is shown, and is no answer", async () => {
+  const refusal = { choices: [{ index: 0, delta: { refusal: "I will not." } }] };
+  const { host, asked } = await serve({ [CHAT]: () => stream(refusal, finish("stop")) });
+  const { code, stdout, stderr } = await ask(host, ["-m", "m"]);
+  assert.deepEqual([code, stdout, asked.length], [3, "I will not.\n", 1], stderr);
+});
+
+test("a status inside of a stream decides about another try", async () => {
+  for (const [code, tries] of [
+    [502, 2],
+    [400, 1],
+  ] as const) {
+    const error = { message: "Something is odd.", code };
+    let n = 0;
+    const { host, asked } = await serve({
+      [CHAT]: () => (n++ > 0 ? say("So.") : stream({ id: "x", error, choices: [] })),
+    });
+    const { stderr } = await ask(host, ["-m", "m"]);
+    assert.equal(asked.length, tries, stderr);
+    assert.match(stderr, new RegExp(`${code}: Something is odd`));
+  }
+});
+
+test("a redirect is not followed, and says where to", async () => {
+  const to = { location: "https://login.example/" };
+  const { host, asked } = await serve({ [CHAT]: () => ({ status: 302, headers: to, body: "" }) });
+  const { code, stderr } = await ask(host, ["-m", "m"]);
+  assert.deepEqual([code, asked.length], [1, 1]);
+  assert.match(stderr, /redirect to https:\/\/login\.example\//);
+});
+
+test("what the user says after a result comes to a strict template after a reply", async () => {
+  const { model, stream: ask_ } = await findModel("m", "http://127.0.0.1:9/v1");
+  const agent = await createAgent(DIR, { model, stream: ask_, keyName: "" });
+  const now = { timestamp: 0 };
+  const calls = ai.fauxAssistantMessage(ai.fauxToolCall("list_files", {}, { id: "c" }));
+  const content = [{ type: "text" as const, text: "a.ts" }];
+  const result = { toolCallId: "c", toolName: "list_files", content, isError: false, ...now };
+  agent.messages = [
+    { role: "user", content: "what?", ...now },
+    calls,
+    { role: "toolResult", ...result },
+    { role: "user", content: "and why?", ...now },
+  ];
+  const roles = trimContext(agent).map(({ role }) => role);
+  assert.deepEqual(roles, ["user", "assistant", "toolResult", "assistant", "user"]);
+});
+
 test("a template that demands alternating roles gets them, whatever was said", async () => {
   let requests = 0;
   const strict: Handler = (body) => {
@@ -271,6 +382,19 @@ test("a wait that stands only in the text of an error is honoured", async () => 
   });
   const { code, stderr } = await ask(host, ["-m", "m"], { env: { MINI_PI_RETRY_MS: "60000" } });
   assert.equal(code, 0, stderr);
+});
+
+test("a wait that stands in a header of the server's own is honoured", async () => {
+  const headers = [{ "x-ratelimit-reset": "0.05" }, { "x-ratelimit-reset": `${Date.now() + 100}` }];
+  for (const told of [...headers, { "retry-after-ms": "50" }]) {
+    let n = 0;
+    const { host } = await serve({
+      [CHAT]: () =>
+        n++ > 0 ? say("So.") : { ...json({ error: { message: "slow" } }, 429), headers: told },
+    });
+    const { code, stderr } = await ask(host, ["-m", "m"], { env: { MINI_PI_RETRY_MS: "60000" } });
+    assert.equal(code, 0, stderr);
+  }
 });
 
 test("a model without a price has no cost that is known, and no limit on it", async () => {
