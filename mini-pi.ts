@@ -1533,8 +1533,10 @@ function keeper(agent: Agent, value: Value, tell: (text: string) => void): Agent
     if (file && !value("no-session")) return saveSession(agent, file, tell);
     if (file) loadSession(agent, file, tell);
   } catch (error) {
-    if (value("session") || !Object(error).syscall) throw error;
-    tell(`Nothing is kept of this: ${(error as Error).message}; --session takes another file`);
+    if (!Object(error).syscall) throw error;
+    const why = `${(error as Error).message}; --session takes another file`;
+    if (value("session")) throw new UserError(why);
+    tell(`Nothing is kept of this: ${why}`);
   }
   return () => {};
 }
@@ -1546,9 +1548,10 @@ function sessionFile({ root, id }: Agent, value: Value, tell: (text: string) => 
   if (given && (/[./\\]/.test(given) || disk.existsSync(given))) return given;
   const known = given || value("continue") ? sessionsAbout(root) : [];
   const last = known.find((file) => idOf(file).startsWith(given ?? ""));
-  const none = `There is no conversation ${given ?? ""} about ${root} so far`;
-  if (given && !last) throw new UserError(`${none}: see --list-sessions, or name a file.jsonl`);
-  if (value("continue") && !last) tell(`${none}: this is a new one.`);
+  const none = `no conversation about ${root}`;
+  if (given && !last)
+    throw new UserError(`${none} is ${given}: see --list-sessions, or name a file.jsonl`);
+  if (value("continue") && !last) tell(`There is ${none} so far: this is a new one.`);
   const directory = stateOf(root);
   const name = `${now().replace(/[:.]/g, "-")}_${id}.jsonl`;
   return last ?? (directory && path.join(directory, name));
@@ -1641,7 +1644,7 @@ export async function findModel(name?: string, baseUrl?: string): Promise<Choice
   await models.getProvider(provider)?.auth.apiKey?.resolve({ ctx, signal: NEVER });
   const variables = names.sort().join(" or ");
   if (variables) throw new UserError(`no key for ${provider}: set ${variables}`);
-  throw new UserError(`${provider} needs a login that mini-pi does not have`);
+  throw new UserError(`${provider} needs a login that mini-pi does not have: see --list-models`);
 }
 
 /** By "provider/id", the provider alone, or the id alone; without a name, one of each provider. */
@@ -1893,8 +1896,10 @@ async function openTerminal(io: Io, agent: Agent, file: string): Promise<Interfa
   const options = { input, output, terminal, history, historySize: 500, signal: agent.signal };
   const lines = createInterface(options);
   let kept = Promise.resolve();
-  const keep = (all: string[]) =>
-    fs.writeFile(file, all.map((line) => cut(line, 1000, "")).join("\n"), { mode: 0o600 });
+  const keep = async (all: string[]) => {
+    await fs.mkdir(path.dirname(file), PRIVATE);
+    await fs.writeFile(file, all.map((one) => cut(one, 1000, "")).join("\n"), { mode: 0o600 });
+  };
   if (file) lines.on("history", (all) => (kept = kept.then(() => keep(all)).catch(() => {})));
   if (!terminal) return lines;
   const { emit } = agent;
@@ -1905,8 +1910,8 @@ async function openTerminal(io: Io, agent: Agent, file: string): Promise<Interfa
     const isText =
       event.type === "message_update" && event.assistantMessageEvent.type === "text_delta";
     if (event.type === "message_update" && !isText) return emit(event);
-    const isTyped = lines.line !== "" && !isMid;
-    if (isTyped) output.write(`\r${"\x1b[A".repeat(lines.getCursorPos().rows)}\x1b[J`);
+    const isTyped = lines.line !== "";
+    if (isTyped && !isMid) output.write(`\r${"\x1b[A".repeat(lines.getCursorPos().rows)}\x1b[J`);
     isMid = isText || (isMid && event.type !== "message_end");
     emit(event);
     Reflect.set(lines, "prevRows", 0);
@@ -1959,20 +1964,21 @@ function overspent({ messages, limits }: Agent): string {
 async function command(io: Io, agent: Agent, [text, value]: [string, Value]): Promise<void> {
   const [name, argument] = text.split(/\s+/);
   const { input, output, cost } = totalsOf(agent.messages);
+  const usable = new Set((await builtinModels().getAvailable()).map(nameOf));
+  const some = few(PREFERRED.filter((one) => usable.has(one)));
   if (name === "/help") for (const line of HELP_HERE) note(io, line);
   else if (name === "/cost") note(io, `$${cost.toFixed(4)}: ${input} tokens in, ${output} out`);
-  else if (name === "/model" && !argument) note(io, `${nameOf(agent.model)}, or ${await usable()}`);
-  else if (name !== "/clear" && name !== "/model") note(io, `not sent: ${HELP_HERE[0]}`);
+  else if (name === "/clear") agent.emit({ type: "clear" });
+  else if (name !== "/model") return note(io, `not sent: ${HELP_HERE[0]}`);
+  else if (!argument) note(io, `there are ${some} and what else --list-models lists; in use:`);
   if (name === "/clear") Object.assign(agent, { messages: [], trimmed: 0 });
-  if (name === "/clear") agent.emit({ type: "clear" });
   const tell = (error: Error) => note(io, error.message, "red");
-  const isModel = name === "/model" && argument;
-  const found = isModel ? await chooseModel(value, argument).catch(tell) : undefined;
+  const isNew = name === "/model" && argument;
+  const found = isNew ? await chooseModel(value, argument).catch(tell) : undefined;
   const { notes = [], ...choice } = found ?? {};
   for (const text of notes) note(io, text, "yellow");
   Object.assign(agent, choice);
-  if (isModel || name === "/clear")
-    note(io, `${nameOf(agent.model)}, ${agent.messages.length} messages`);
+  note(io, `${nameOf(agent.model)}, ${agent.messages.length} messages`);
 }
 const HELP_HERE = [
   "/model [<part of a name>], /clear (forget what was said), /cost, /help, /exit",
@@ -1980,11 +1986,6 @@ const HELP_HERE = [
   "What is typed while it works is heard before its next request, or is the next question.",
   "Ctrl-C stops the work, else clears the line, else leaves, as Ctrl-D does at an empty line.",
 ];
-/** The models that are good for their price and have a key. */
-async function usable(): Promise<string> {
-  const names = new Set((await builtinModels().getAvailable()).map(nameOf));
-  return `${few(PREFERRED.filter((name) => names.has(name)))}; --list-models lists all`;
-}
 
 // --- The offline model -------------------------------------------------------------------------
 
@@ -2146,8 +2147,11 @@ function parseOptions(args: string[]) {
 /** An agent for a directory; what is not given is as usual. Throws if that is no directory. */
 export async function createAgent(dir: string, given: Choice & Partial<Agent>): Promise<Agent> {
   const root = await fs.realpath(dir).catch(() => undefined);
-  const meant = /\s/.test(dir) ? `: for a question, write mini-pi . ${JSON.stringify(dir)}` : "";
-  if (!root) throw new UserError(`no directory ${display(dir)}${meant}`);
+  const isWords = /\s/.test(dir);
+  const meant = isWords
+    ? `for a question, write mini-pi . ${JSON.stringify(dir)}`
+    : "check the path";
+  if (!root) throw new UserError(`no directory ${display(dir)}: ${meant}`);
   if (!(await fs.stat(root)).isDirectory())
     throw new UserError(`no directory ${display(dir)}: it is a file, so name the one it is in`);
   const limits = { turns: 50, ms: 1_800_000, cost: Number.POSITIVE_INFINITY };
