@@ -2261,7 +2261,7 @@ async function chooseModel(value: Value, name?: string): Promise<Choice> {
   const { model, ...choice } = await findModel(name, value("base-url"));
   if (value("max-cost") && !hasPrice(model))
     throw new UserError(
-      `${nameOf(model)} has no known price: leave --max-cost out, or see --model`,
+      `--max-cost cannot hold: ${nameOf(model)} has no known price; leave it out`,
     );
   const contextWindow = Number(value("context") ?? model.contextWindow);
   if (!value("thinking") || !isLocal(model))
