@@ -543,21 +543,24 @@ test("the limits that were given hold for a model that /model takes, and /model 
   await finish(conversation);
 });
 
-test("an answer does not run into a line that is half typed, which is drawn again below", async () => {
-  const first = held(reply("It counts."));
-  await using server = await startModelServer([first.step, reply("Yes.")]);
+test("what is printed does not run into a line that is half typed, which is drawn again below", async () => {
+  const [first, second] = [held(READ), held(reply("It counts."))];
+  await using server = await startModelServer([first.step, second.step, reply("Yes.")]);
   const conversation = await begin(server);
   conversation.enter("one");
   await server.request(1);
   conversation.type("are you su");
   await conversation.see(/are you su/);
   first.release();
-  const [shown] = await conversation.see(/[\s\S]*It counts\.\n[\s\S]*?> are you su/);
-  assert.match(shown, /\r\x1b\[J(?!.*are you su.*It counts)/);
+  await server.request(2);
+  // Wiped, the progress, and the line again.
+  await conversation.see(/\r\x1b\[Jread_file a\.ts\n[\s\S]*> are you su/);
+  second.release();
+  await conversation.see(/\r\x1b\[JIt counts\.\n[\s\S]*> are you su/);
   conversation.enter("re?");
   await answered(conversation, /Yes\.\n/);
   await finish(conversation);
-  assert.deepEqual(said(server.requests[1]), ["one", "are you sure?"]);
+  assert.deepEqual(said(server.requests[2]), ["one", "are you sure?"]);
 });
 
 test("a dumb terminal gets no escape sequence", async () => {
