@@ -97,6 +97,7 @@ type Model = ai.Model<ai.Api>;
 /** What happens, in the words of pi's JSON mode. */
 export type AgentEvent =
   | { type: "agent_start" | "turn_start" }
+  | { type: "clear" } // what was said is forgotten
   | { type: "notice"; message: string } // what the user should know of the model's server
   | { type: "message_start" | "message_end"; message: Message }
   | { type: "message_update"; usage: ai.Usage; assistantMessageEvent: ai.AssistantMessageEvent }
@@ -1536,6 +1537,8 @@ const describeSource = ({ path, from, to, reason }: Source) =>
 
 /** A mistake of the user: told in one line, with exit code 2. */
 class UserError extends Error {}
+/** What an option is, by its name. */
+type Value = (name: string) => string | undefined;
 
 /** The three streams of a program; a test gives its own. */
 export type Io = { stdin: Input; stdout: Output; stderr: Output };
@@ -1547,31 +1550,22 @@ type Output = NodeJS.WritableStream & { isTTY?: boolean };
 /** Resumes the session in a file, if it exists; gives the listener that keeps it, in pi's format 3.
  * Each line is one write, so that two processes mix none. Throws if the session is of no use. */
 export function saveSession(agent: Agent, file: string, tell = (_: string) => {}): Agent["emit"] {
-  const state = disk.statSync(file, { throwIfNoEntry: false });
-  if (state && !state.isFile()) throw new UserError(`${file} is no file to keep a session in`);
-  const text = state ? disk.readFileSync(file, "utf8") : "";
-  const lines = text.split("\n").filter(Boolean);
-  const [header, ...entries] = lines.map(parseJson).filter((entry) => entry?.type);
-  if (text.trim() && !formed(HEADER, header)) throw new UserError(`${file} holds no session`);
-  if (header && header.cwd !== agent.root) throw new UserError(`${file} is about ${header.cwd}`);
-  let parentId: string | null = entries.at(-1)?.id ?? null;
-  const { messages, strange } = branchOf(entries);
-  const odd = strange + lines.length - entries.length - (header ? 1 : 0);
-  if (odd > 0) tell(`${file} has ${odd} torn or odd lines, which are passed over.`);
-  Object.assign(agent, { messages, id: header?.id ?? agent.id });
+  let { parentId, text } = loadSession(agent, file, tell);
   disk.mkdirSync(path.dirname(file), PRIVATE);
   const output = disk.openSync(file, "a", 0o600);
   const append = (entry: object) => disk.appendFileSync(output, `${JSON.stringify(entry)}\n`);
   if (text && !text.endsWith("\n")) disk.appendFileSync(output, "\n");
-  if (!header) append(headerOf(agent));
+  if (!text.trim()) append(headerOf(agent));
   let isKept = true;
   return (event) => {
-    if (event.type !== "message_end" || !isKept) return;
-    // After a /clear, nothing leads back to what was said before.
-    if (agent.messages[0] === event.message) parentId = null;
+    const isClear = event.type === "clear";
+    if (!isKept || !(isClear || event.type === "message_end")) return;
+    // Nothing leads back from here to what was said before.
+    if (isClear) parentId = null;
+    const what = isClear ? CLEARED : { type: "message", message: event.message };
     const id = randomUUID().slice(0, 8);
     try {
-      append({ type: "message", id, parentId, timestamp: now(), message: event.message });
+      append({ ...what, id, parentId, timestamp: now() });
       parentId = id;
     } catch (error) {
       isKept = false;
@@ -1579,6 +1573,27 @@ export function saveSession(agent: Agent, file: string, tell = (_: string) => {}
     }
   };
 }
+
+/** Takes up the session in a file, if it exists; gives its text, and the entry to go on from. */
+function loadSession(agent: Agent, file: string, tell: (text: string) => void) {
+  const state = disk.statSync(file, { throwIfNoEntry: false });
+  if (state && !state.isFile())
+    throw new UserError(`${file} is no file to keep a session in: name a file, such as talk.jsonl`);
+  const text = state ? disk.readFileSync(file, "utf8") : "";
+  const lines = text.split("\n").filter(Boolean);
+  const [header, ...entries] = lines.map(parseJson).filter((entry) => entry?.type);
+  if (text.trim() && !formed(HEADER, header))
+    throw new UserError(`${file} holds no session: name another file`);
+  if (header && header.cwd !== agent.root)
+    throw new UserError(`${file} is about ${header.cwd}: name that directory, or another file`);
+  const { messages, strange } = branchOf(entries);
+  const odd = strange + lines.length - entries.length - (header ? 1 : 0);
+  if (odd > 0) tell(`${file} has ${odd} torn or odd lines, which are passed over.`);
+  Object.assign(agent, { messages, id: header?.id ?? agent.id });
+  const parentId: string | null = entries.at(-1)?.id ?? null;
+  return { text, parentId };
+}
+
 /** The messages that lead to the last entry, and how many of them are strange and left out. */
 function branchOf(entries: ReturnType<typeof parseJson>[]) {
   const messages: Message[] = [];
@@ -1595,41 +1610,77 @@ function branchOf(entries: ReturnType<typeof parseJson>[]) {
   return { messages, strange };
 }
 const PRIVATE = { recursive: true, mode: 0o700 };
+const CLEARED = { type: "custom", customType: "clear" };
 const HEADER = Type.Object({ type: Type.Literal("session"), id: WORDS, cwd: WORDS });
 const now = () => new Date().toISOString();
 const headerOf = ({ id, root }: Agent) =>
   ({ type: "session", version: 3, id, timestamp: now(), cwd: root }) as const;
 
 /** The listener that keeps the conversation. Where nothing can be kept by default, that is told,
- * and prevents no answer. Throws if the file that was named is of no use. */
-function keeper(io: Io, agent: Agent, value: (name: string) => string | undefined): Agent["emit"] {
-  const tell = (text: string) => note(io, text, "yellow");
-  const given = value("session");
-  if (given) return saveSession(agent, given, tell);
+ * and prevents no answer. Throws if the session that was named is of no use. */
+function keeper(agent: Agent, value: Value, tell: (text: string) => void): Agent["emit"] {
   try {
-    const file = sessionFile(io, agent, Boolean(value("continue")));
-    return file ? saveSession(agent, file, tell) : () => {};
+    const file = sessionFile(agent, value, tell);
+    if (file && !value("no-session")) return saveSession(agent, file, tell);
+    if (file) loadSession(agent, file, tell);
   } catch (error) {
     if (!Object(error).syscall) throw error;
-    tell(`Nothing is kept of this: ${(error as Error).message}`);
-    return () => {};
+    const why = `${(error as Error).message}; --session takes another file`;
+    if (value("session")) throw new UserError(why);
+    tell(`Nothing is kept of this: ${why}`);
   }
+  return () => {};
 }
 
-/** Where a conversation is kept by default: a new file, the last one, or none inside of `root`. */
-function sessionFile(io: Io, { root, id }: Agent, isLast: boolean): string | undefined {
+/** The file for a conversation: the one that is named, by its path or its id, or the last one, or
+ * a new one; none inside of `root`. */
+function sessionFile({ root, id }: Agent, value: Value, tell: (text: string) => void) {
+  const given = value("session");
+  if (given && (/[./\\]/.test(given) || disk.existsSync(given))) return given;
+  const known = given || value("continue") ? sessionsAbout(root) : [];
+  const last = known.find((file) => idOf(file).startsWith(given ?? ""));
+  const none = `no conversation about ${root}`;
+  if (given && !last)
+    throw new UserError(`${none} is ${given}: see --list-sessions, or name a file.jsonl`);
+  if (value("continue") && !last) tell(`There is ${none} so far: this is a new one.`);
+  const directory = stateOf(root);
+  const name = `${now().replace(/[:.]/g, "-")}_${id}.jsonl`;
+  return last ?? (directory && path.join(directory, name));
+}
+
+/** The directory for what is kept about `root`; none inside of it, or where no home is known. */
+function stateOf(root: string): string | undefined {
   const state = process.env.XDG_STATE_HOME || path.join(homedir(), ".local", "state");
   const key = createHash("sha256").update(root).digest("hex").slice(0, 16);
   // A name has at most 255 bytes.
   const name = `${cut(path.basename(root), 50, "")}-${key}`;
   const directory = path.join(realAhead(state), "mini-pi", name);
-  if (!path.isAbsolute(state) || isInside(root, directory)) return undefined;
-  disk.mkdirSync(directory, PRIVATE);
-  const files = disk.readdirSync(directory).map((name) => path.join(directory, name));
-  const last = files.sort().findLast((file) => disk.statSync(file).size > 0);
-  if (isLast && !last)
-    note(io, `There is no conversation about ${root} so far: this is a new one.`);
-  return (isLast && last) || path.join(directory, `${now().replace(/[:.]/g, "-")}_${id}.jsonl`);
+  return path.isAbsolute(state) && !isInside(root, directory) ? directory : undefined;
+}
+
+/** The files of the conversations about `root`, the last one first. */
+function sessionsAbout(root: string): string[] {
+  const directory = stateOf(root) ?? "";
+  const names = disk.existsSync(directory) ? disk.readdirSync(directory).sort().reverse() : [];
+  const files = names.map((name) => path.join(directory, name));
+  return files.filter((file) => file.endsWith(".jsonl") && disk.statSync(file).size > 0);
+}
+const idOf = (file: string) => path.basename(file).replace(/^.*_/, "");
+
+/** Prints the conversations about a directory, the last one first: id, date, size, first words. */
+async function listSessions(io: Io, { root }: Agent): Promise<number> {
+  const files = sessionsAbout(root);
+  for (const file of files) {
+    const start = await textOf(disk.createReadStream(file, { end: 64 * 1024 }));
+    const entries = start.split("\n").map(parseJson);
+    const said = entries.flatMap((entry) => formed<Message>(MESSAGE, entry?.message) ?? []);
+    const words = cut(harmless(textIn(said[0])).replace(/\s+/g, " "), 60);
+    const { mtime, size: bytes } = disk.statSync(file);
+    const about = [idOf(file).slice(0, 8), mtime.toLocaleString("sv").slice(0, 16), size(bytes)];
+    io.stdout.write(`${[...about, words].join("  ")}\n`);
+  }
+  if (files.length === 0) note(io, `There is no conversation about ${root} so far.`);
+  return 0;
 }
 
 /** The real path of what need not exist: links above it are followed. */
@@ -1684,7 +1735,7 @@ export async function findModel(name?: string, baseUrl?: string): Promise<Choice
   await models.getProvider(provider)?.auth.apiKey?.resolve({ ctx, signal: NEVER });
   const variables = names.sort().join(" or ");
   if (variables) throw new UserError(`no key for ${provider}: set ${variables}`);
-  throw new UserError(`${provider} needs a login that mini-pi does not have`);
+  throw new UserError(`${provider} needs a login that mini-pi does not have: see --list-models`);
 }
 
 /** By "provider/id", the provider alone, or the id alone; without a name, one of each provider. */
@@ -1900,12 +1951,11 @@ function printJson(io: Io, agent: Agent): Agent["emit"] {
 
 /** Questions from a terminal until Ctrl-D, Ctrl-C at the prompt, or /exit. A line typed while the
  * agent works is queued: the model hears it before its next request, or it is the next question. */
-async function converse(io: Io, agent: Agent, baseUrl?: string): Promise<void> {
-  // 3 MB that a single question does not need.
-  const { createInterface } = await import("node:readline");
+async function converse(io: Io, agent: Agent, value: Value): Promise<void> {
   const quit = agent.signal;
-  const terminal = createInterface({ input: io.stdin, output: io.stderr, signal: quit });
-  let isOpen = true;
+  const kept = value("no-session") ? undefined : stateOf(agent.root);
+  const terminal = await openTerminal(io, agent, kept ? path.join(kept, "history") : "");
+  let [isOpen, ending] = [true, "\n"];
   let stop = new AbortController();
   let work: Promise<void> | undefined;
   const next = async (question = agent.queue.splice(0).join("\n")): Promise<void> => {
@@ -1914,60 +1964,135 @@ async function converse(io: Io, agent: Agent, baseUrl?: string): Promise<void> {
     if (!question) return isOpen ? terminal.prompt(true) : undefined;
     stop = new AbortController();
     agent.signal = AbortSignal.any([quit, stop.signal]);
-    await runAgent(agent, question);
+    const refusal = overspent(agent);
+    await (refusal ? note(io, refusal, "red") : runAgent(agent, question));
     return next();
   };
-  hearLines(io, terminal, (text) => {
+  const discard = hearLines(io, terminal, (text) => {
     const isCommand = /^\/\w*(\s|$)/.test(text);
-    if (/^\/?(exit|quit)$/.test(text)) terminal.close();
+    if (/^\/?(exit|quit)$/.test(text)) [ending] = ["", terminal.close()];
     else if (work && isCommand) note(io, "Not while it works: Ctrl-C stops it.");
     else if (work && text) note(io, `queued (${agent.queue.push(text)})`);
-    else if (isCommand) work = command(io, agent, [text, baseUrl]).then(() => next());
+    else if (isCommand) work = command(io, agent, [text, value]).then(() => next());
     else if (text) work = next(text);
     else if (!work) next();
   });
   terminal.on("SIGINT", () => {
     if (agent.queue.length > 0) note(io, `not said: ${agent.queue.splice(0).join("; ")}`);
+    const isBegun = discard() || terminal.line !== "";
     if (work) stop.abort(stopped(130));
-    else if (terminal.line) terminal.write(null, { ctrl: true, name: "u" });
+    else if (isBegun) for (const name of ["e", "u"]) terminal.write(null, { ctrl: true, name });
     else terminal.close();
   });
-  note(io, `${nameOf(agent.model)} on ${agent.root}; /help tells more`);
-  io.stderr.write(BRACKETED_PASTE.on);
+  introduce(io, agent);
   next();
   await once(terminal, "close");
   isOpen = false;
-  io.stderr.write(BRACKETED_PASTE.off);
+  io.stderr.write(ending);
   await work;
 }
 
-/** Each line that is typed; what is pasted is one, whatever the lines in it. */
-function hearLines({ stdin }: Io, terminal: Interface, hear: (text: string) => void): void {
-  const pasted: string[] = [];
+/** The lines that are typed, and were before: they are kept in a file, unless that is "". */
+async function openTerminal(io: Io, agent: Agent, file: string): Promise<Interface> {
+  // 3 MB that a single question does not need.
+  const { createInterface } = await import("node:readline");
+  const { stdin: input, stderr: output } = io;
+  const terminal = Boolean(output.isTTY) && process.env.TERM !== "dumb";
+  const typed = await fs.readFile(file, "utf8").catch(() => "");
+  const history = harmless(typed).split("\n").filter(Boolean);
+  const options = { input, output, terminal, history, historySize: 500, signal: agent.signal };
+  const lines = createInterface(options);
+  let kept = Promise.resolve();
+  const keep = async (all: string[]) => {
+    await fs.mkdir(path.dirname(file), PRIVATE);
+    await fs.writeFile(file, all.map((one) => cut(one, 1000, "")).join("\n"), { mode: 0o600 });
+  };
+  if (file) lines.on("history", (all) => (kept = kept.then(() => keep(all)).catch(() => {})));
+  if (!terminal) return lines;
+  const { emit } = agent;
+  let isMid = false;
+  // What is half typed makes room for what is printed, and is drawn again below it: readline must
+  // not go up to where it was.
+  agent.emit = (event) => {
+    const isText =
+      event.type === "message_update" && event.assistantMessageEvent.type === "text_delta";
+    if (event.type === "message_update" && !isText) return emit(event);
+    const isTyped = lines.line !== "";
+    if (isTyped && !isMid) output.write(`\r${"\x1b[A".repeat(lines.getCursorPos().rows)}\x1b[J`);
+    isMid = isText || (isMid && event.type !== "message_end");
+    emit(event);
+    Reflect.set(lines, "prevRows", 0);
+    if (isTyped && !isMid) lines.prompt(true);
+  };
+  // After a Ctrl-Z, readline is paused; the shell has set the terminal its own way.
+  lines.on("SIGCONT", () => output.write(BRACKETED_PASTE.on));
+  lines.on("SIGCONT", () => lines.prompt(true));
+  lines.on("close", () => output.write(BRACKETED_PASTE.off));
+  output.write(BRACKETED_PASTE.on);
+  return lines;
+}
+const BRACKETED_PASTE = { on: "\x1b[?2004h", off: "\x1b[?2004l" };
+
+/** Each line that is typed; what is pasted, or goes on after a "\", is one. Gives what discards the
+ * lines of which the last is still to come, and tells whether there were any. */
+function hearLines({ stdin }: Io, terminal: Interface, hear: (text: string) => void) {
+  const begun: string[] = [];
   let pasting = false;
   stdin.on("keypress", (_, key) => {
     if (/^paste-/.test(key?.name)) pasting = key.name === "paste-start";
+    if (key?.ctrl && key.name === "u") begun.length = 0;
   });
   terminal.on("line", (line) => {
-    pasted.push(line);
-    if (!pasting) hear(pasted.splice(0).join("\n").trim());
+    const goesOn = !pasting && line.endsWith("\\");
+    begun.push(goesOn ? line.slice(0, -1) : line);
+    if (goesOn) terminal.prompt();
+    else if (!pasting) hear(begun.splice(0).join("\n").trim());
   });
+  return () => begun.splice(0).length > 0;
 }
-const BRACKETED_PASTE = { on: "\x1b[?2004h", off: "\x1b[?2004l" };
-const COMMANDS = "/model [<provider/id>], /clear (forget what was said), /exit";
 
-async function command(io: Io, agent: Agent, [text, baseUrl]: [string, string?]): Promise<void> {
+/** Says what is asked and, of a conversation that goes on, what was said last. */
+function introduce(io: Io, agent: Agent): void {
+  const isAsked = (m: Message) => m.role === "user" && !m.remark;
+  const said = agent.messages.slice(agent.messages.findLastIndex(isAsked));
+  for (const text of said.length > 0 ? [`> ${textIn(said[0])}`, answerIn(said)] : [])
+    note(io, cut(text.replace(/\s+/g, " "), 300));
+  note(io, `${nameOf(agent.model)} on ${agent.root}; /help tells more`);
+}
+
+/** Why nothing more is asked, once the conversation has cost what it may; "" before. */
+function overspent({ messages, limits }: Agent): string {
+  const { cost } = totalsOf(messages);
+  const what = `not asked: $${cost.toFixed(4)} of --max-cost ${limits.cost} are spent`;
+  return cost < limits.cost ? "" : `${what}; raise it and go on with -c, or begin anew`;
+}
+
+/** Does what a line that begins with "/" says; the model is the one that an option would give. */
+async function command(io: Io, agent: Agent, [text, value]: [string, Value]): Promise<void> {
   const [name, argument] = text.split(/\s+/);
+  const { input, output, cost } = totalsOf(agent.messages);
+  const usable = new Set((await builtinModels().getAvailable()).map(nameOf));
+  const some = few(PREFERRED.filter((one) => usable.has(one)));
+  if (name === "/help") for (const line of HELP_HERE) note(io, line);
+  else if (name === "/cost") note(io, `$${cost.toFixed(4)}: ${input} tokens in, ${output} out`);
+  else if (name === "/clear") agent.emit({ type: "clear" });
+  else if (name !== "/model") return note(io, `not sent: ${HELP_HERE[0]}`);
+  else if (!argument) note(io, `there are ${some} and what else --list-models lists; in use:`);
   if (name === "/clear") Object.assign(agent, { messages: [], trimmed: 0 });
-  else if (name !== "/model")
-    return note(io, name === "/help" ? COMMANDS : `not sent: ${COMMANDS}`);
   const tell = (error: Error) => note(io, error.message, "red");
-  const found = argument ? await findModel(argument, baseUrl).catch(tell) : undefined;
+  const isNew = name === "/model" && argument;
+  const found = isNew ? await chooseModel(value, argument).catch(tell) : undefined;
   const { notes = [], ...choice } = found ?? {};
   for (const text of notes) note(io, text, "yellow");
   Object.assign(agent, choice);
   note(io, `${nameOf(agent.model)}, ${agent.messages.length} messages`);
 }
+const HELP_HERE = [
+  "/model [<part of a name>], /clear (forget what was said), /cost, /help, /exit",
+  "Up brings back what was typed. A line that ends in \\ goes on in the next one.",
+  "What is typed while it works is heard before its next request, or is the next question.",
+  "Ctrl-C stops the work, else clears the line, else leaves, as Ctrl-D does at an empty line.",
+];
 
 // --- The offline model -------------------------------------------------------------------------
 
@@ -2088,7 +2213,8 @@ export const HELP = `Usage: node mini-pi.ts [options] <dir> ["<question>"] [-]
       --context <tokens>      the model's window (default: the catalogue's, or what the server says)
       --json                  print events as JSON lines instead of text
       --strict                exit with 3 when a cited source is wrong and stays wrong
-      --session <file>        keep the conversation in this file, and resume it if it exists
+      --session <file or id>  keep the conversation in this file, and resume it if it exists
+      --list-sessions         list the conversations about <dir>
       --no-session            keep nothing
       --hide <glob>           list such files, but never read, search or quote them (repeatable;
                               $MINI_PI_HIDE has more of them, separated by spaces or commas)
@@ -2128,8 +2254,11 @@ function parseOptions(args: string[]) {
 /** An agent for a directory; what is not given is as usual. Throws if that is no directory. */
 export async function createAgent(dir: string, given: Choice & Partial<Agent>): Promise<Agent> {
   const root = await fs.realpath(dir).catch(() => undefined);
-  const meant = /\s/.test(dir) ? `: for a question, write mini-pi . ${JSON.stringify(dir)}` : "";
-  if (!root) throw new UserError(`no directory ${display(dir)}${meant}`);
+  const isWords = /\s/.test(dir);
+  const meant = isWords
+    ? `for a question, write mini-pi . ${JSON.stringify(dir)}`
+    : "check the path";
+  if (!root) throw new UserError(`no directory ${display(dir)}: ${meant}`);
   if (!(await fs.stat(root)).isDirectory())
     throw new UserError(`no directory ${display(dir)}: it is a file, so name the one it is in`);
   const limits = { turns: 50, ms: 1_800_000, cost: Number.POSITIVE_INFINITY };
@@ -2139,12 +2268,19 @@ export async function createAgent(dir: string, given: Choice & Partial<Agent>): 
 }
 const NEVER = new AbortController().signal;
 
-async function readQuestion(io: Io, [question = "-", dash, ...more]: string[]): Promise<string> {
+/** The question that is an argument, or what stdin holds, or both, as a last "-" wants it. */
+async function readQuestion(io: Io, asked: string[], tell: (text: string) => void) {
+  const [question = "-", dash, ...more] = asked;
   if (more.length > 0 || (dash ?? "-") !== "-") throw new UserError("put the question in quotes");
-  const given = question === "-" ? "" : question;
-  const isAll = given !== "" && !dash;
+  const given = question === "-" ? "" : question.trim();
+  const isAll = question !== "-" && !dash;
+  // A parent may hold a socket open; who makes a pipe means it to be read.
+  if (isAll && given && io === process && disk.fstatSync(0).isFIFO())
+    tell("stdin is not read; a last argument - adds it");
   if (!isAll && io.stdin.isTTY) note(io, "Reading from the terminal: end it with Ctrl-D.");
-  const whole = (isAll ? given : `${given}\n\n${await textOf(io.stdin)}`).trim();
+  const added = isAll ? "" : (await textOf(io.stdin)).trim();
+  if (given && dash && !added) tell("stdin was empty: nothing is added to the question");
+  const whole = `${given}\n\n${added}`.trim();
   if (!whole) throw new UserError('there is no question: node mini-pi.ts <dir> "<question>"');
   return whole;
 }
@@ -2197,20 +2333,24 @@ async function runCommand(args: string[], io: Io, signal: AbortSignal): Promise<
   Object.assign(process.env, { OPENAI_LOG: "off", ANTHROPIC_LOG: "off" });
   if (value("list-models")) return listModels(io, directory, value("base-url"));
   if (directory === undefined) throw new UserError("name a directory; --help shows how");
+  if (value("list-sessions"))
+    return listSessions(io, await createAgent(directory, await findModel("offline")));
   const name = value("model") ?? (process.env.MINI_PI_MODEL || undefined);
-  const { notes = [], ...choice } = await findModel(name, value("base-url"));
+  const { notes = [], ...choice } = await chooseModel(value, name);
   const agent = await createAgent(directory, { ...choice, ...agentOptions(value), signal });
-  agent.model = modelAsAsked(agent.model, value);
   const isTalk = asked.length === 0 && io.stdin.isTTY;
-  const question = isTalk ? "" : await readQuestion(io, asked);
   const tell = (text: string) => note(io, text, "yellow");
-  const keep = value("no-session") ? () => {} : keeper(io, agent, value);
+  const hint = value("quiet") || value("json") ? () => {} : note.bind(undefined, io);
+  const question = isTalk ? "" : await readQuestion(io, asked, hint);
+  const keep = keeper(agent, value, tell);
   const show = value("json") ? printJson(io, agent) : printText(io, Boolean(value("quiet")));
   agent.emit = (event) => void [keep, show].map((hear) => hear(event));
   if (!name && agent.model.provider === "offline" && !value("quiet")) NO_KEY.map(tell);
   if (!value("quiet")) notes.map(tell);
-  if (isTalk) await converse(io, agent, value("base-url"));
+  if (isTalk) await converse(io, agent, value);
   if (isTalk) return signal.aborted ? signal.reason.exitCode : 0;
+  const refusal = overspent(agent);
+  if (refusal) throw new UserError(refusal);
   const { ended, sources } = await runAgent(agent, question);
   if (ended === "aborted") return signal.reason.exitCode;
   const isWrong = value("strict") && sources.some(({ state }) => state === "wrong");
@@ -2222,18 +2362,22 @@ const NO_KEY = [
   "For a model set ANTHROPIC_API_KEY, OPENAI_API_KEY, GEMINI_API_KEY, DEEPSEEK_API_KEY ..., or -m.",
 ];
 
-/** The model with the window that was given and, at a server of one's own, the switch for thinking
- * that templates know. Throws if costs are limited that nobody knows. */
-function modelAsAsked(model: Model, value: (name: string) => string | undefined): Model {
+/** The model to ask, with the window that was given and, at a server of one's own, the switch for
+ * thinking that templates know. Throws if costs are limited that nobody knows. */
+async function chooseModel(value: Value, name?: string): Promise<Choice> {
+  const { model, ...choice } = await findModel(name, value("base-url"));
   if (value("max-cost") && !hasPrice(model))
-    throw new UserError(`--max-cost cannot hold: ${nameOf(model)} has no known price`);
+    throw new UserError(
+      `--max-cost cannot hold: ${nameOf(model)} has no known price; leave it out`,
+    );
   const contextWindow = Number(value("context") ?? model.contextWindow);
-  if (!value("thinking") || !isLocal(model)) return { ...model, contextWindow };
+  if (!value("thinking") || !isLocal(model))
+    return { ...choice, model: { ...model, contextWindow } };
   const compat = { ...model.compat, thinkingFormat: "qwen-chat-template" as const };
-  return { ...model, contextWindow, reasoning: true, compat };
+  return { ...choice, model: { ...model, contextWindow, reasoning: true, compat } };
 }
 
-function agentOptions(value: (name: string) => string | undefined) {
+function agentOptions(value: Value) {
   for (const name of ["max-turns", "max-cost", "timeout", "context"])
     if (!(Number(value(name) ?? 1) > 0)) throw new UserError(`--${name} takes a number above 0`);
   const thinking = LEVELS.find((level) => level === (value("thinking") ?? "medium"));

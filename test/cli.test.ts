@@ -124,6 +124,7 @@ const WRONG: [args: string[], says: RegExp, options?: CliOptions][] = [
   [[DIR, "what", "is", "it?"], /quotes/],
   [[DIR, "q", "-", "more"], /quotes/],
   [[DIR, ""], /question/],
+  [[DIR, ""], /question/, { input: "open" }],
   [[DIR, " \n "], /question/],
   [[DIR], /question/],
   [[DIR], /question/, { input: "" }],
@@ -176,7 +177,7 @@ test("help is on stdout, names every option of the design, fits 100 columns and 
   assert.equal(long.stdout, short.stdout);
   assert.deepEqual([long.code, long.stderr, short.code], [0, "", 0]);
   const options = `-m, --model <provider/id>|--base-url <url>|--thinking <level>|--max-turns <n>|
-    --max-cost <dollars>|--timeout <seconds>|--json|--strict|--session <file>|--no-session|-c, --continue|
+    --max-cost <dollars>|--timeout <seconds>|--json|--strict|--session <file or id>|--list-sessions|--no-session|-c, --continue|
     --list-models [<text>]|-q, --quiet|-h, --help|-v, --version|<dir>|Exit codes`;
   for (const option of options.split(/\|\s*/)) assert.ok(long.stdout.includes(option), option);
   for (const line of lines(long.stdout)) assert.ok(line.length <= 100, line);
@@ -639,4 +640,14 @@ test("no device, pipe or directory is taken for a session", async () => {
     assert.equal(code, 2);
     assert.match(stderr, /is no file to keep a session in/);
   }
+});
+
+test("a pipe that is not read is told in a line, as is an empty one, unless it is quiet", async () => {
+  const asked = ["-m", "offline", "--no-session", DIR, "what is it?"];
+  const told = async (line: string, ...more: string[]) =>
+    (await startShell([...asked, ...more], line, {}).done).stderr;
+  assert.match(await told("echo x | mini-pi"), /^stdin is not read; a last argument - adds it$/m);
+  assert.match(await told("true | mini-pi", "-"), /^stdin was empty/m);
+  for (const line of ["mini-pi </dev/null", `mini-pi <${FILE}`, "echo x | mini-pi -q"])
+    assert.doesNotMatch(await told(line), /stdin/);
 });

@@ -4,7 +4,7 @@
 
 import assert from "node:assert/strict";
 import { spawnSync } from "node:child_process";
-import { readFileSync } from "node:fs";
+import { globSync, readFileSync, statSync } from "node:fs";
 import path from "node:path";
 import { test } from "node:test";
 import { createAgent, findModel, saveSession } from "../mini-pi.ts";
@@ -25,6 +25,7 @@ import {
   command,
   MINI_PI,
   onTerminal,
+  runHere,
   startHere,
   startTerminal,
   type Watched,
@@ -36,6 +37,8 @@ const READ = reply([call("read_file", { path: "a.ts" })]);
 const KEYS = {
   enter: "\r",
   up: "\x1b[A",
+  discard: "\x15",
+  suspend: "\x1a",
   interrupt: "\x03",
   end: "\x04",
   paste: (text: string) => `\x1b[200~${text.replaceAll("\n", "\r")}\x1b[201~`,
@@ -60,8 +63,14 @@ interface Conversation {
 }
 
 /** Starts a conversation in this process and waits for its prompt. */
-async function begin(server: ModelServer, args: string[] = [], dir = DIR): Promise<Conversation> {
-  const options = { env: environment(server), input: "open", terminal: true } as const;
+async function begin(
+  server: ModelServer,
+  args: string[] = [],
+  dir = DIR,
+  env: Record<string, string> = {},
+): Promise<Conversation> {
+  const all = { ...environment(server), ...env };
+  const options = { env: all, input: "open", terminal: true } as const;
   const run = startHere(atServer(server, ...args, dir), options);
   return prompted(run, (keys) => void run.stdin.write(keys));
 }
@@ -425,4 +434,166 @@ test("the time after an answer is that of its question", async () => {
   await finish(conversation);
   assert.ok(Number(first) >= 0.4, `${first} s`);
   assert.ok(Number(second) <= waited + 0.1, `${second} s of ${waited} s`);
+});
+
+test("lines that were pasted and discarded are not sent", async () => {
+  await using server = await startModelServer([reply("So."), reply("And so.")]);
+  const conversation = await begin(server);
+  conversation.type(KEYS.paste("secret one\nsecret two"));
+  conversation.type(KEYS.discard);
+  conversation.enter("what is it?");
+  await answered(conversation, /So\.\n/);
+  // A paste that ends in a line break leaves an empty line, at which Ctrl-C does not leave.
+  conversation.type(KEYS.paste("secret three\nsecret four\n"));
+  conversation.type(KEYS.interrupt);
+  conversation.enter("and now?");
+  await answered(conversation, /And so\.\n/);
+  await finish(conversation);
+  assert.deepEqual(said(server.requests[1]), ["what is it?", "and now?"]);
+});
+
+test("a line that ends in a backslash goes on in the next", async () => {
+  await using server = await startModelServer([reply("So."), reply("And so.")]);
+  const conversation = await begin(server);
+  conversation.enter("what is\\");
+  conversation.enter("this?");
+  await answered(conversation, /So\.\n/);
+  conversation.type(KEYS.paste("#define A \\\n  1"));
+  conversation.enter("");
+  await answered(conversation, /And so\.\n/);
+  await finish(conversation);
+  assert.deepEqual(said(server.requests[1]), ["what is\nthis?", "#define A \\\n  1"]);
+});
+
+test("what /clear forgot does not come back when one leaves and goes on with -c", async () => {
+  await using server = await startModelServer([reply("So."), reply("Anew.")]);
+  const env = { XDG_STATE_HOME: temporary() };
+  const first = await begin(server, [], DIR, env);
+  first.enter("the secret?");
+  await answered(first, /So\.\n/);
+  first.enter("/clear");
+  await first.see(/0 messages[\s\S]*?> /);
+  await finish(first, `/exit${KEYS.enter}`);
+  const second = await begin(server, ["-c"], DIR, env);
+  assert.doesNotMatch(second.run.stdout(), /the secret/);
+  second.enter("two");
+  await answered(second, /Anew\.\n/);
+  await finish(second);
+  assert.deepEqual(said(server.requests[1]), ["two"]);
+});
+
+test("-c on a terminal shows the last exchange, and the up-arrow what was typed in earlier runs", async () => {
+  await using server = await startModelServer([
+    reply("It is 42."),
+    reply("Still 42."),
+    reply("No."),
+  ]);
+  const state = temporary();
+  const env = { XDG_STATE_HOME: state };
+  const first = await begin(server, [], DIR, env);
+  first.enter("what is it?");
+  await answered(first, /It is 42\.\n/);
+  await finish(first);
+  const [history = ""] = globSync("mini-pi/*/history", { cwd: state });
+  assert.equal(statSync(path.join(state, history)).mode & 0o777, 0o600);
+  const second = await begin(server, ["-c"], DIR, env);
+  assert.match(second.run.stdout(), /> what is it\?\nIt is 42\.\n.*\/help/);
+  second.type(`${KEYS.up}${KEYS.enter}`);
+  await answered(second, /Still 42\.\n/);
+  await finish(second);
+  assert.deepEqual(said(server.requests[1]), ["what is it?", "what is it?"]);
+  const unkept = await begin(server, ["--no-session"], DIR, env);
+  unkept.type(KEYS.up);
+  unkept.enter("hidden");
+  await answered(unkept, /No\.\n/);
+  await finish(unkept);
+  assert.deepEqual(said(server.requests[2]), ["hidden"]);
+  assert.doesNotMatch(readFileSync(path.join(state, history), "utf8"), /hidden/);
+});
+
+test("once --max-cost is reached, a further question is refused without a request", async () => {
+  await using server = await startModelServer([reply("So.")]);
+  const env = { XDG_STATE_HOME: temporary() };
+  const conversation = await begin(server, ["--max-cost", "0.0001"], DIR, env);
+  conversation.enter("one");
+  await answered(conversation, /So\.\n/);
+  conversation.enter("two");
+  await conversation.see(/not asked: \$0\.\d+ of --max-cost 0\.0001 are spent.*-c[\s\S]*?> /);
+  conversation.enter("/cost");
+  await conversation.see(/\$0\.\d+: 100 tokens in/);
+  await finish(conversation);
+  assert.equal(server.requests.length, 1);
+  const args = atServer(server, "-c", "--max-cost", "0.0001", DIR, "three");
+  const again = await runHere(args, { env: { ...environment(server), ...env } });
+  assert.deepEqual([again.code, server.requests.length], [2, 1]);
+  assert.match(again.stderr, /^mini-pi: not asked: /m);
+});
+
+test("the limits that were given hold for a model that /model takes, and /model alone lists some", async () => {
+  await using server = await startModelServer([reply("So.")]);
+  const conversation = await begin(server, ["--max-cost", "1", "--context", "5000"]);
+  conversation.enter("/model");
+  await conversation.see(
+    /anthropic\/claude-sonnet-5-5, deepseek.*--list-models.*\nanthropic[\s\S]*?> /,
+  );
+  conversation.enter("/model some-model-without-a-price");
+  await conversation.see(/some-model-without-a-price has no known price[\s\S]*?> /);
+  conversation.enter("/model anthropic/claude-fable-5");
+  await conversation.see(/anthropic\/claude-fable-5, 0 messages/);
+  await finish(conversation);
+});
+
+test("what is printed does not run into a line that is half typed, which is drawn again below", async () => {
+  const [first, second] = [held(READ), held(reply("It counts."))];
+  await using server = await startModelServer([first.step, second.step, reply("Yes.")]);
+  const conversation = await begin(server);
+  conversation.enter("one");
+  await server.request(1);
+  conversation.type("are you su");
+  await conversation.see(/are you su/);
+  first.release();
+  await server.request(2);
+  // Wiped, the progress, and the line again.
+  await conversation.see(/\r\x1b\[Jread_file a\.ts\n[\s\S]*> are you su/);
+  second.release();
+  await conversation.see(/\r\x1b\[JIt counts\.\n[\s\S]*> are you su/);
+  conversation.enter("re?");
+  await answered(conversation, /Yes\.\n/);
+  await finish(conversation);
+  assert.deepEqual(said(server.requests[2]), ["one", "are you sure?"]);
+});
+
+test("a dumb terminal gets no escape sequence", async () => {
+  await using server = await startModelServer([reply("So.")]);
+  const conversation = await begin(server, [], DIR, { TERM: "dumb" });
+  conversation.type("what is it?\n");
+  await answered(conversation, /So\.\n/);
+  conversation.type("/exit\n");
+  const { stdout } = await finish(conversation, "");
+  assert.doesNotMatch(stdout, /\x1b/);
+});
+
+test("Ctrl-D leaves the shell's prompt on a line of its own", async () => {
+  await using server = await startModelServer([]);
+  const { stdout } = await finish(await begin(server));
+  assert.match(stdout, /> [^\n]*\n$/);
+});
+
+test("Ctrl-Z at the prompt and fg bring the prompt back", onTerminal, async () => {
+  await using server = await startModelServer([reply("So.")]);
+  const run = startTerminal("bash --norc -i", { env: environment(server), input: "open" });
+  const shell = (keys: string) => void run.child.stdin?.write(keys);
+  shell(`PS1='sh$ '; stty cols 200; ${command(...atServer(server, DIR))}; echo code=$?\r`);
+  await run.waitFor(/\/help tells more[\s\S]*> /, "stdout");
+  shell(KEYS.suspend);
+  await run.waitFor(/Stopped/, "stdout");
+  shell("fg\r");
+  await run.waitFor(/Stopped[\s\S]*fg\r\n[\s\S]*> /, "stdout");
+  shell("what is it?\r");
+  await run.waitFor(/So\.\r\n[\s\S]*anthropic\/[\s\S]*> /, "stdout");
+  shell(KEYS.end);
+  await run.waitFor(/anthropic\/[\s\S]*> .*\r\n.*sh\$ /, "stdout");
+  shell("exit\r");
+  const { stdout } = await run.done;
+  assert.doesNotMatch(stdout, /unsettled|code=13/);
 });

@@ -691,3 +691,56 @@ test("a state directory that cannot be written prevents no answer, and is told",
     assert.deepEqual(readdirSync(cwd), []);
   }
 });
+
+test("--list-sessions lists a directory's conversations, and --session takes their ids", async () => {
+  const env = { ...keyed, XDG_STATE_HOME: temporary() };
+  const asked = "where\n is the \x1b[2Janswer?";
+  await using server = await startModelServer([1, 2, 3, 4].map((n) => reply(`Answer ${n}.`)));
+  const run = (...args: string[]) => runHere(to(server, ...args), { env });
+  assert.match((await runHere(["--list-sessions", DIR], { env })).stderr, /no conversation/);
+  await run(DIR, asked);
+  await run(DIR, "two");
+  await run(temporary(), "three");
+  const { code, stdout, stderr } = await runHere(["--list-sessions", DIR], { env });
+  assert.deepEqual([code, stderr], [0, ""]);
+  const rows = stdout.split("\n").slice(0, -1);
+  assert.equal(rows.length, 2, stdout);
+  const form = /^([\da-f]{8}) {2}\d{4}-\d\d-\d\d \d\d:\d\d {2}[\d.]+ (?:bytes|KB) {2}(.*)$/;
+  const [, id = "", words] = form.exec(rows.find((row) => row.includes("where")) ?? "") ?? [];
+  assert.equal(words, "where is the \ufffd[2Janswer?");
+  await run("--session", id, DIR, "four");
+  assert.deepEqual(said(server.requests[3]), [`user ${asked}`, "assistant Answer 1.", "user four"]);
+});
+
+test("--session with neither an id nor the path of a file is an error, and makes no file", async () => {
+  const cwd = temporary();
+  const { code, stderr } = await runHere(["--session", "my-talk", DIR, "q"], { cwd });
+  assert.equal(code, 2);
+  assert.match(stderr, /^mini-pi: .*my-talk.*--list-sessions.*\n$/m);
+  assert.deepEqual(readdirSync(cwd), []);
+  for (const name of ["talk.jsonl", "./talk"])
+    assert.equal((await runHere(["--session", name, DIR, "q"], { cwd })).code, 0);
+  assert.deepEqual(readdirSync(cwd).sort(), ["talk", "talk.jsonl"]);
+});
+
+test("-c --no-session goes on with the last conversation, and keeps nothing new", async () => {
+  const state = temporary();
+  const env = { ...keyed, XDG_STATE_HOME: state };
+  await using server = await startModelServer([reply("So."), reply("Now.")]);
+  await runHere(to(server, DIR, "one"), { env });
+  const files = () => filesBelow(state).map((file) => [file, readFileSync(file, "utf8")]);
+  const before = files();
+  await runHere(to(server, "-c", "--no-session", DIR, "two"), { env });
+  assert.deepEqual(said(server.requests[1]), ["user one", "assistant So.", "user two"]);
+  assert.deepEqual(files(), before);
+});
+
+test("a /clear is an entry of pi's format that nothing leads back from", async () => {
+  const file = newFile();
+  await ask([reply("So.")], ["--session", file]);
+  const agent = await resumed(file);
+  agent.emit({ type: "clear" });
+  const last = kept(file).at(-1);
+  assert.deepEqual([last.type, last.customType, last.parentId], ["custom", "clear", null]);
+  assert.deepEqual((await resumed(file)).messages, []);
+});
