@@ -26,21 +26,21 @@ const answer = (...pieces: string[]) => reply([text(pieces)]);
 const SHOWN: [what: string, steps: Step[], shown: string][] = [
   ["an answer", [answer("One", " two.")], "One two.\n"],
   ["an answer that ends its line with one line break", [answer("One.\n")], "One.\n"],
-  ["nothing of an attempt that broke before any text", [cut(), answer("One.")], "One.\n"],
+  ["nothing of an attempt that broke before any text", [cut(), answer("One.")], "\nOne.\n"],
   [
     "that the connection broke, and the new text from its start",
     [cut("One t"), answer("One", " two.")],
-    `One t\n${AGAIN}One two.\n`,
+    `One t\n${AGAIN}\nOne two.\n`,
   ],
   [
     "one line break only after an attempt that broke at the end of a line",
     [cut("One\n"), answer("One\ntwo.")],
-    `One\n${AGAIN}One\ntwo.\n`,
+    `One\n${AGAIN}\nOne\ntwo.\n`,
   ],
   [
     "each of two attempts that broke",
     [cut("O"), cut("One t"), answer("One two.")],
-    `O\n${AGAIN}One t\n${AGAIN}One two.\n`,
+    `O\n${AGAIN}\nOne t\n${AGAIN}\nOne two.\n`,
   ],
   [
     "the parts of an answer as one",
@@ -48,9 +48,9 @@ const SHOWN: [what: string, steps: Step[], shown: string][] = [
     "One two.\n",
   ],
   [
-    "words beside calls on a line of their own",
+    "words beside calls on a line of their own, and a blank line below the calls",
     [reply([text("Let me"), READ]), answer("Let me say it.")],
-    "Let me\nLet me say it.\n",
+    "Let me\n\nLet me say it.\n",
   ],
   [
     "an answer that is given again for its sources with a title between",
