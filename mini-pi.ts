@@ -1833,7 +1833,8 @@ function painter(stream: Output, root: string): Paint {
 /** "```ts", "## Title", "> quote", "- item", "1. item". */
 const HEAD = /^\s*(`{3,}(?!.*`)|~{3,}|#{1,6}(?=\s)|>|(?:[-*+•]|\d{1,9}[.)])(?=\s))/;
 /** `code`, **bold**, or a word. */
-const PIECE = /(`+)[^`]+\1(?!`)|\*\*(?!\s)[^*]+\*\*|[^\s`*,;，。、；：]{1,400}/g;
+const PIECE =
+  /(?<!`)(`+)(?!`).{1,400}?(?<!`)\1(?!`)|\*\*(?!\s)[^*]+\*\*|[^\s`*,;，。、；：]{1,400}/g;
 
 /** Where the link of a cited place leads; "" unless it is there, and inside. */
 function urlOf(root: string, cited: string): string {
@@ -1891,11 +1892,11 @@ export function showText(write: (text: string) => void, painterOf?: () => Paint)
   };
 }
 /** A line that is shown whole, as its first characters do not tell what it is. */
-const LINE = /^(?![\s\S]{400})\s*(?:[#>]|```|~~~|$)/;
-const WHOLE = /^[\s\S]*[^\ud800-\udbff]/;
+const LINE = /^(?!.{400})\s*(?:[#>]|```|~~~|[^\s，。、；：]*$)/s;
+const WHOLE = /^.*[^\ud800-\udbff]/s;
 /** What ends with a word, and in no span; or what is long without. */
 const PART =
-  /^(?:[\s\S]{400,}[^\ud800-\udbff]|(?:`[^`]*`|\*\*[^*]*\*\*|[^`*]|\*(?!\*))*[\s，。、；：])/;
+  /^(?:.{400,}[^\ud800-\udbff]|(?:`+(?!`)[^`]*`+(?!`)|\*\*[^*]*\*\*|[^`*]|\*(?!\*))*[\s，。、；：])/s;
 
 /** For programs: one event a line, as pi has it: updates come without the message so far. */
 function printJson(io: Io, agent: Agent): Agent["emit"] {
@@ -2185,8 +2186,8 @@ function stopSignal(): AbortSignal {
     });
   process.stderr.on("error", () => {});
   process.stdout.on("error", ({ code, message }: NodeJS.ErrnoException) => {
+    if (code === "EPIPE" || stop.signal.aborted) return stop.abort(stopped(3));
     stop.abort(stopped(3));
-    if (code === "EPIPE") return;
     note(process, `mini-pi: ${message}`, "red");
     process.on("exit", () => Object.assign(process, { exitCode: 3 }));
   });
