@@ -83,8 +83,7 @@ export interface AgentTool<P extends TSchema = TSchema> extends ai.Tool<P> {
 
 /** What a tool gives: text, a picture if need be, and what is known of the text. */
 export type ToolOutput = Details & { text: string; image?: ai.ImageContent };
-/** The lines of files that a result showed, and those that matched; why it has no output, or less:
- * its time was up. */
+/** The lines of files that a result showed, and those that matched; why it lacks output. */
 export type Details = { shown?: Lines; matches?: Lines; withheld?: Withheld; isLate?: boolean };
 type Withheld = "repeat" | "refused" | "room";
 /** Line ranges, 1-based and inclusive, by file. */
@@ -1727,7 +1726,7 @@ export function printText(io: Io, agent: Agent, how: { isQuiet?: boolean; isTalk
   // Where the cursor stands: in a line of the answer, or below a note.
   let [isInLine, isBelow] = [false, false];
   const tell: Tell = (text, style) => {
-    if (!how.isQuiet) note(io, text, style);
+    if (!how.isQuiet || style === "red") note(io, text, style);
     isBelow = !how.isQuiet && Boolean(stderr.isTTY);
   };
   const write = (text: string) => {
@@ -1755,34 +1754,30 @@ export function printText(io: Io, agent: Agent, how: { isQuiet?: boolean; isTalk
     if (event.type !== "agent_end") return;
     wait("");
     if (!stdout.isTTY && event.answer) stdout.write(`${event.answer}\n`);
-    tellSources(event, tell);
-    if (event.message) note(io, `mini-pi: ${event.message}`, "red");
-    if (event.usage.input > 0) tell(summary(agent, event));
+    tellEnd(agent, event, tell);
   };
 }
 type Tell = (text: string, style?: Style) => void;
 type End = Extract<AgentEvent, { type: "agent_end" }>;
 
-function tellSources({ sources, messages, ended }: End, tell: Tell): void {
+/** How it ended: its sources, what went wrong, and what it took, as did the whole conversation. */
+function tellEnd(agent: Agent, { messages, sources, usage, ...event }: End, tell: Tell): void {
   const doubts = sources.filter(({ state }) => state !== "seen").map(describeSource);
   const list = [`${sources.length - doubts.length} seen`, ...doubts].join("; ");
   const isBlind = !messages.some(({ role }) => role === "toolResult");
-  if (sources.length > 0) tell(`sources: ${list}`, doubts.length > 0 ? "yellow" : "dim");
-  else if (ended === "answered")
+  if (event.ended === "answered" && sources.length === 0)
     tell(`sources: none cited${isBlind ? ", and no file looked at" : ""}`, "yellow");
-}
-
-/** What the question took and, if there was another before, the conversation. */
-function summary(agent: Agent, { usage, turns, messages }: End): string {
+  if (sources.length > 0) tell(`sources: ${list}`, doubts.length > 0 ? "yellow" : "dim");
+  if (event.message) tell(`mini-pi: ${event.message}`, "red");
   const { provider, model } = repliesIn(messages).at(-1) ?? {};
   const { input, cached, output, cost } = usage;
   const price = cost > 0 || provider === "offline" ? `$${cost.toFixed(4)}` : "cost unknown";
+  const tokens = `${input} tokens in (${cached} cached), ${output} out, ${price}`;
   const time = `${((Date.now() - (messages[0]?.timestamp ?? 0)) / 1000).toFixed(1)} s`;
   const all = totalsOf(agent.messages);
   const sum = all.cost > 0 ? `$${all.cost.toFixed(4)}` : `${all.input + all.output} tokens`;
-  const tokens = `${input} tokens in (${cached} cached), ${output} out, ${price}`;
   const total = all.input > input ? `; ${sum} in all` : "";
-  return `${turns} turns, ${tokens}, ${time}, ${provider}/${model}${total}`;
+  if (input > 0) tell(`${event.turns} turns, ${tokens}, ${time}, ${provider}/${model}${total}`);
 }
 
 /** Says each second, where the cursor is free, what mini-pi waits for. In a conversation, the first
@@ -1802,10 +1797,11 @@ function statusLine(io: Io, isTalk: boolean, isFree: () => boolean): (doing: str
     const draw = () => {
       const line = harmless(`${doing}… ${Math.round((Date.now() - since) / 1000)} s`);
       // What is wider than the terminal must not wrap.
-      const once = `\x1b[?7l${ink(stderr, "dim", line)}\x1b[?7h\x1b[K\r`;
-      if (!isTyping && isFree()) stderr.write(once);
+      const drawn = `\x1b[?7l${ink(stderr, "dim", line)}\x1b[?7h\x1b[K\r`;
+      if (!isTyping && isFree()) stderr.write(drawn);
     };
     if (doing && hasInk(stderr)) timer = setInterval(draw, 1000).unref();
+    else if (!isTyping) stderr.write(wipe(stderr));
   };
 }
 
@@ -1814,9 +1810,9 @@ type Paint = (part: string, isStart: boolean) => string;
 function painter(stream: Output, root: string): Paint {
   let [fence, looks] = ["", 0];
   const paint = (piece: string) => {
-    const style = piece.startsWith("**") ? "bold" : piece.startsWith("`") ? "cyan" : undefined;
-    const painted = style ? ink(stream, style, piece) : piece;
     const url = CITED.test(piece) && looks++ < MAX_CITATIONS ? urlOf(root, piece) : "";
+    const style = /^`/.test(piece) ? "cyan" : "bold";
+    const painted = /^(`|\*\*)/.test(piece) ? ink(stream, style, piece) : piece;
     return url ? `\x1b]8;;${url}\x1b\\${painted}\x1b]8;;\x1b\\` : painted;
   };
   return (part, isStart) => {
@@ -1833,8 +1829,7 @@ function painter(stream: Output, root: string): Paint {
 /** "```ts", "## Title", "> quote", "- item", "1. item". */
 const HEAD = /^\s*(`{3,}(?!.*`)|~{3,}|#{1,6}(?=\s)|>|(?:[-*+•]|\d{1,9}[.)])(?=\s))/;
 /** `code`, **bold**, or a word. */
-const PIECE =
-  /(?<!`)(`+)(?!`).{1,400}?(?<!`)\1(?!`)|\*\*(?!\s)[^*]+\*\*|[^\s`*,;，。、；：]{1,400}/g;
+const PIECE = /(?<!`)(`+)(?!`).{1,400}?(?<!`)\1(?!`)|\*\*(?!\s)[^*]+\*\*|[^\s`*,;，。：]{1,400}/g;
 
 /** Where the link of a cited place leads; "" unless it is there, and inside. */
 function urlOf(root: string, cited: string): string {
@@ -1857,22 +1852,20 @@ function inLine(args: unknown): string {
 }
 
 /** Text as it comes, made harmless; in whole words and spans if it is painted, as nothing is shown
- * twice: no width, resize or other writer can spoil it. A reply that is tried again is shown anew. */
+ * twice: no width, resize or other writer spoils it. A reply that is tried again is shown anew. */
 export function showText(write: (text: string) => void, painterOf?: () => Paint) {
-  let [held, isStart, isNew, paint] = ["", true, true, painterOf?.()];
+  const fresh = painterOf ?? ((): Paint => (part) => part);
+  let [held, isStart, isNew, paint] = ["", true, true, fresh()];
   const show = (text: string) => {
     const lines = (held + harmless(text)).split("\n");
     const last = lines.pop() ?? "";
-    let shown = "";
-    for (const line of lines) {
-      shown += `${paint?.(line, isStart) ?? line}\n`;
-      isStart = true;
-    }
-    const isHeld = paint && isStart && LINE.test(last);
-    const [part = ""] = (!isHeld && (paint ? PART : WHOLE).exec(last)) || [];
-    if (part) shown += paint?.(part, isStart) ?? part;
+    const shown = lines.map((line, i) => `${paint(line, isStart || i > 0)}\n`);
+    isStart ||= lines.length > 0;
+    const isHeld = painterOf && isStart && LINE.test(last);
+    const [part = ""] = (!isHeld && (painterOf ? PART : WHOLE).exec(last)) || [];
+    if (part) shown.push(paint(part, isStart));
     [held, isStart, isNew] = [last.slice(part.length), isStart && !part, false];
-    if (shown) write(shown);
+    if (shown.length > 0) write(shown.join(""));
   };
   const endLine = () => (held || !isStart ? show("\n") : undefined);
   return (event: AgentEvent) => {
@@ -1880,7 +1873,7 @@ export function showText(write: (text: string) => void, painterOf?: () => Paint)
       show(event.assistantMessageEvent.delta);
     if (event.type === "auto_retry_start" && !isNew) {
       endLine();
-      paint = painterOf?.();
+      paint = fresh();
       show("(the connection broke; starting again)\n");
     }
     const message = event.type === "message_end" ? event.message : undefined;
@@ -1888,15 +1881,15 @@ export function showText(write: (text: string) => void, painterOf?: () => Paint)
     const isWhole = message?.role === "assistant" && !/length|error/.test(message.stopReason);
     if (!isWhole && event.type !== "agent_end") return;
     endLine();
-    [isNew, paint] = [true, painterOf?.()];
+    [isNew, paint] = [true, fresh()];
   };
 }
 /** A line that is shown whole, as its first characters do not tell what it is. */
-const LINE = /^(?!.{400})\s*(?:[#>]|```|~~~|[^\s，。、；：]*$)/s;
-const WHOLE = /^.*[^\ud800-\udbff]/s;
+const LINE = /^(?!.{400})\s*(?:[#>]|```|~~~|[^\s，。：]*$)/s;
 /** What ends with a word, and in no span; or what is long without. */
 const PART =
-  /^(?:.{400,}[^\ud800-\udbff]|(?:`+(?!`)[^`]*`+(?!`)|\*\*[^*]*\*\*|[^`*]|\*(?!\*))*[\s，。、；：])/s;
+  /^(?:.{400,}[^\ud800-\udbff]|(?:`+(?!`)[^`]*`+(?!`)|\*\*[^*]*\*\*|[^`*]|\*(?!\*))*[\s，。：])/s;
+const WHOLE = /^.*[^\ud800-\udbff]/s;
 
 /** For programs: one event a line, as pi has it: updates come without the message so far. */
 function printJson(io: Io, agent: Agent): Agent["emit"] {

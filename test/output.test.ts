@@ -188,22 +188,19 @@ test("whatever an answer holds, and however it is cut, a terminal gets its chara
     Array.from({ length: 30 }, () => pick(HOSTILE)),
   );
   for (const pieces of [...answers, ...long.map((line) => [line])]) {
-    const text = await printed(pieces, {});
+    const text = await printed(pieces, 8);
     assert.doesNotMatch(text.replace(OURS, ""), ACTS, JSON.stringify(pieces).slice(0, 500));
     assert.equal(
       Buffer.from(stripVTControlCharacters(text)).toString(),
-      Buffer.from(await printed(pieces, { NO_COLOR: "1" })).toString(),
+      Buffer.from(await printed(pieces, 1)).toString(),
       JSON.stringify(pieces).slice(0, 500),
     );
   }
 });
 
-/** The same by hand, without a server. */
-async function printed(pieces: string[], more: { NO_COLOR?: string }, before: AgentEvent[] = []) {
-  const before_ = { ...process.env };
-  Object.assign(process.env, { TERM: "xterm-256color" }, more);
+/** The same by hand, without a server; a depth of 1 is that of a terminal without colours. */
+async function printed(pieces: string[], depth: number, before: AgentEvent[] = []) {
   let output = "";
-  const depth = more.NO_COLOR ? 1 : 8;
   const terminal = Object.assign(new PassThrough(), { isTTY: true, getColorDepth: () => depth });
   Object.assign(terminal, { write: (text: string) => void (output += text) });
   const agent = await createAgent(DIR, await findModel("offline"));
@@ -216,7 +213,6 @@ async function printed(pieces: string[], more: { NO_COLOR?: string }, before: Ag
     show({ type: "message_update", usage, assistantMessageEvent: update });
   }
   show({ type: "message_end", message: partial });
-  process.env = before_;
   return output;
 }
 
@@ -294,6 +290,35 @@ test("while the model is silent a line says who is asked and for how long, and i
   }
 });
 
+test("the line is wiped before the answer goes into a pipe, whose reader may print on the same terminal", async () => {
+  const drawn = Promise.withResolvers<void>();
+  let output = "";
+  const stream = (isTTY: boolean) =>
+    Object.assign(new PassThrough(), {
+      isTTY,
+      getColorDepth: () => 8,
+      write: (text: string) => {
+        output += text;
+        if (text.includes("1 s")) drawn.resolve();
+        return true;
+      },
+    });
+  const io = { stdin: stream(false), stdout: stream(false), stderr: stream(true) };
+  const agent = await createAgent(DIR, await findModel("offline"));
+  const show = printText(io, agent, {});
+  // The clock of the line keeps no process alive.
+  const alive = setInterval(() => {}, 1000);
+  show({ type: "turn_start" });
+  await drawn.promise;
+  clearInterval(alive);
+  const totals = { input: 0, cached: 0, output: 0, cost: 0 };
+  const ended = { ended: "answered", message: "", usage: totals, turns: 1 } as const;
+  const outcome = { ...ended, sources: [] };
+  const answer = "So.";
+  show({ type: "agent_end", messages: [], willRetry: false, ...outcome, answer });
+  assert.match(screen(output, 80).join("\n"), /^So\.\n/);
+});
+
 test("there is no such line with -q, with NO_COLOR, with TERM=dumb, or where stderr is no terminal", async () => {
   const texts = await Promise.all(
     [["-q"], []].map(async (more) => {
@@ -339,7 +364,7 @@ test("a tool that was ended for its time is told", async () => {
     timestamp: 0,
   } as const;
   const event: AgentEvent = { type: "tool_execution_end", ...about, result, isError: false };
-  const text = await printed([], { NO_COLOR: "1" }, [event]);
+  const text = await printed([], 1, [event]);
   assert.match(text, /^ {2}search_files was ended for its time/m);
 });
 
