@@ -2,14 +2,16 @@
 // in what colours, and what it says meanwhile.
 
 import assert from "node:assert/strict";
+import { once } from "node:events";
 import { realpathSync, symlinkSync } from "node:fs";
 import path from "node:path";
 import { PassThrough } from "node:stream";
 import { test } from "node:test";
 import { pathToFileURL } from "node:url";
 import { stripVTControlCharacters } from "node:util";
-import { fauxAssistantMessage } from "@earendil-works/pi-ai";
-import { type AgentEvent, createAgent, findModel, printText } from "../mini-pi.ts";
+import { fauxAssistantMessage, fauxToolCall } from "@earendil-works/pi-ai";
+import { Type } from "typebox";
+import { type AgentTool, createAgent, findModel, printText, runTool } from "../mini-pi.ts";
 import { random, temporary, write } from "./fixtures.ts";
 import {
   call,
@@ -131,6 +133,11 @@ const COLOURED: [what: string, answer: string, coloured: string][] = [
     `${CODE}\`\`\`\`\x1b[39m\n${CODE}\`\`\`\x1b[39m\n${CODE}\`\`\`\`\x1b[39m\n${CODE}\`a\`\x1b[39m`,
   ],
   ["code with spaces in it, in two backticks", "``a b`` c", `${CODE}\`\`a b\`\`\x1b[39m c`],
+  [
+    "code in three backticks, which begins no block",
+    "```a``` b\n`c`",
+    `${CODE}\`\`\`a\`\`\`\x1b[39m b\n${CODE}\`c\`\x1b[39m`,
+  ],
   ["no marks that are not closed", "2 ** 3, a `b and **c\nd", "2 ** 3, a `b and **c\nd"],
   ["no sign that only looks like a mark", "#1 -x 1.5 *", "#1 -x 1.5 *"],
 ];
@@ -144,6 +151,14 @@ for (const [what, given, expected] of COLOURED)
       assert.equal(stripVTControlCharacters(text), plain);
     }
   });
+
+test("a block that a broken connection left open does not go on in the new text", async () => {
+  await using server = await startModelServer([cut("```\na b"), answer("c d")]);
+  const args = [...atServer(server), "--no-session", "-q", DIR, "q"];
+  const { stdout } = await runHere(args, { env: COLOURS, terminal: true });
+  const parts = [`${CODE}\`\`\`\x1b[39m\n${CODE}a \x1b[39m${CODE}b\x1b[39m\n`, AGAIN, "c d\n"];
+  assert.equal(stdout.replaceAll("\x1b[K", ""), parts.join(""));
+});
 
 test("an answer is plain with NO_COLOR, with TERM=dumb, in a pipe and as JSON", async () => {
   const given = "# A\n`a.ts:1` **b**\n- c\n";
@@ -199,22 +214,31 @@ test("whatever an answer holds, and however it is cut, a terminal gets its chara
 });
 
 /** The same by hand, without a server; a depth of 1 is that of a terminal without colours. */
-async function printed(pieces: string[], depth: number, before: AgentEvent[] = []) {
-  let output = "";
-  const terminal = Object.assign(new PassThrough(), { isTTY: true, getColorDepth: () => depth });
-  Object.assign(terminal, { write: (text: string) => void (output += text) });
-  const agent = await createAgent(DIR, await findModel("offline"));
-  const show = printText({ stdin: terminal, stdout: terminal, stderr: terminal }, agent, {});
+async function printed(pieces: string[], depth: number) {
+  const { agent, output } = await byHand(depth);
   const partial = fauxAssistantMessage("");
-  for (const event of before) show(event);
   for (const delta of pieces) {
     const update = { type: "text_delta", contentIndex: 0, delta, partial } as const;
     const { usage } = partial;
-    show({ type: "message_update", usage, assistantMessageEvent: update });
+    agent.emit({ type: "message_update", usage, assistantMessageEvent: update });
   }
-  show({ type: "message_end", message: partial });
-  return output;
+  agent.emit({ type: "message_end", message: partial });
+  return output.join("");
 }
+
+/** An agent whose events go to a terminal, and what that gets. */
+async function byHand(depth: number) {
+  const output: string[] = [];
+  const terminal = Object.assign(new PassThrough(), {
+    isTTY: true,
+    getColorDepth: () => depth,
+    write: (text: string) => output.push(text) > 0,
+  });
+  const agent = await createAgent(DIR, await OFFLINE);
+  agent.emit = printText({ stdin: terminal, stdout: terminal, stderr: terminal }, agent, {});
+  return { agent, output };
+}
+const OFFLINE = findModel("offline");
 
 // ------------------------------------------------------------------------------------ Links
 
@@ -319,20 +343,16 @@ test("the line is wiped before the answer goes into a pipe, whose reader may pri
   assert.match(screen(output, 80).join("\n"), /^So\.\n/);
 });
 
-test("there is no such line with -q, with NO_COLOR, with TERM=dumb, or where stderr is no terminal", async () => {
-  const texts = await Promise.all(
-    [["-q"], []].map(async (more) => {
-      const env = {
-        ...COLOURS,
-        ...(more.length > 0 ? {} : { TERM: "dumb" }),
-        MINI_PI_IDLE_MS: "2500",
-      };
-      await using server = await startModelServer([stall()]);
-      const args = [...atServer(server), "--no-session", ...more, DIR, "q"];
-      return (await runHere(args, { env, terminal: true })).stdout;
-    }),
-  );
-  assert.doesNotMatch(texts.join(""), /…/);
+test("there is no such line with -q, with NO_COLOR or with TERM=dumb", async () => {
+  const ask = async (args: string[], more: Record<string, string>) => {
+    await using server = await startModelServer([stall()]);
+    const all = [...atServer(server), "--no-session", ...args, DIR, "q"];
+    // The line would be there after a second.
+    const env = { ...COLOURS, ...more, MINI_PI_IDLE_MS: "1200" };
+    return (await runHere(all, { env, terminal: true })).stdout;
+  };
+  const texts = [ask(["-q"], {}), ask([], { NO_COLOR: "1" }), ask([], { TERM: "dumb" })];
+  assert.doesNotMatch((await Promise.all(texts)).join(""), /…/);
 });
 
 test("a key wipes the line before it is echoed, and the half typed line is left alone", async () => {
@@ -351,21 +371,25 @@ test("a key wipes the line before it is echoed, and the half typed line is left 
   await run.done;
 });
 
-test("a tool that was ended for its time is told", async () => {
-  const about = { toolCallId: "a", toolName: "search_files" };
-  const content = [{ type: "text" as const, text: "a.ts" }];
-  const details = { isLate: true };
-  const result = {
-    role: "toolResult",
-    ...about,
-    content,
-    details,
-    isError: false,
-    timestamp: 0,
-  } as const;
-  const event: AgentEvent = { type: "tool_execution_end", ...about, result, isError: false };
-  const text = await printed([], 1, [event]);
-  assert.match(text, /^ {2}search_files was ended for its time/m);
+test("a tool that was ended for its time, with what it found by then, is told", async (t) => {
+  const wait = AbortSignal.timeout;
+  t.mock.method(AbortSignal, "timeout", (ms: number) => wait.call(AbortSignal, ms / 500));
+  const { agent, output } = await byHand(1);
+  const slow: AgentTool = {
+    name: "slow",
+    description: "",
+    parameters: Type.Object({}),
+    async execute(_agent, _args, signal) {
+      await once(signal, "abort");
+      return { text: "a.ts" };
+    },
+  };
+  agent.tools = [slow, ...agent.tools];
+  const alive = setInterval(() => {}, 1000);
+  for (const name of ["list_files", "slow"])
+    await runTool(agent, fauxToolCall(name, {}), new AbortController().signal);
+  clearInterval(alive);
+  assert.match(output.join(""), /^list_files \nslow \n {2}slow was ended for its time[^\n]*\n$/);
 });
 
 test("the summary has the sum of a conversation of more than one question", async () => {
