@@ -1758,6 +1758,7 @@ export function printText(io: Io, agent: Agent, how: { isQuiet?: boolean; isTalk
   };
 }
 type Tell = (text: string, style?: Style) => void;
+type Paint = (part: string, isStart: boolean) => string;
 type End = Extract<AgentEvent, { type: "agent_end" }>;
 
 /** How it ended: its sources, what went wrong, and what it took, as did the whole conversation. */
@@ -1776,8 +1777,8 @@ function tellEnd(agent: Agent, { messages, sources, usage, ...event }: End, tell
   const time = `${((Date.now() - (messages[0]?.timestamp ?? 0)) / 1000).toFixed(1)} s`;
   const all = totalsOf(agent.messages);
   const sum = all.cost > 0 ? `$${all.cost.toFixed(4)}` : `${all.input + all.output} tokens`;
-  const total = all.input > input ? `; ${sum} in all` : "";
-  if (input > 0) tell(`${event.turns} turns, ${tokens}, ${time}, ${provider}/${model}${total}`);
+  const whole = all.input > input ? `; ${sum} in all` : "";
+  if (input > 0) tell(`${event.turns} turns, ${tokens}, ${time}, ${provider}/${model}${whole}`);
 }
 
 /** Says each second, where the cursor is free, what mini-pi waits for. In a conversation, the first
@@ -1805,8 +1806,7 @@ function statusLine(io: Io, isTalk: boolean, isFree: () => boolean): (doing: str
   };
 }
 
-/** Colours a line of an answer, or what of it has come: see showText. All characters are kept. */
-type Paint = (part: string, isStart: boolean) => string;
+/** Colours a line, or its part that has come, and links what it cites. Changes no character. */
 function painter(stream: Output, root: string): Paint {
   let [fence, looks] = ["", 0];
   const paint = (piece: string) => {

@@ -424,3 +424,12 @@ test("a reader that has enough, or a full disk, ends it without a word, or in on
   for (const [line, expected] of lines)
     assert.match((await startShell(offline, line).done).stderr, expected, line);
 });
+
+test("with --json, an end for a closed stdout in the middle of a question is no news either", async () => {
+  await using server = await startModelServer([stall()]);
+  const run = startHere([...atServer(server), "--no-session", "--json", DIR, "q"], { env });
+  await run.waitFor(/turn_start/, "stdout");
+  run.stop(3);
+  const { code, stderr } = await run.done;
+  assert.deepEqual([code, stderr], [3, ""]);
+});
