@@ -35,6 +35,7 @@ import type { Interface } from "node:readline";
 import { Readable } from "node:stream";
 import { text as textOf } from "node:stream/consumers";
 import { setTimeout as sleep } from "node:timers/promises";
+import { pathToFileURL } from "node:url";
 import { type ParseArgsConfig, parseArgs, styleText } from "node:util";
 import { setFlagsFromString } from "node:v8";
 import * as ai from "@earendil-works/pi-ai";
@@ -82,8 +83,9 @@ export interface AgentTool<P extends TSchema = TSchema> extends ai.Tool<P> {
 
 /** What a tool gives: text, a picture if need be, and what is known of the text. */
 export type ToolOutput = Details & { text: string; image?: ai.ImageContent };
-/** The lines of files that a result showed, and those that matched; why it has no output. */
-export type Details = { shown?: Lines; matches?: Lines; withheld?: "repeat" | "refused" | "room" };
+/** The lines of files that a result showed, and those that matched; why it lacks output. */
+export type Details = { shown?: Lines; matches?: Lines; withheld?: Withheld; isLate?: boolean };
+type Withheld = "repeat" | "refused" | "room";
 /** Line ranges, 1-based and inclusive, by file. */
 export type Lines = { [file: string]: [number, number][] };
 
@@ -272,8 +274,10 @@ async function execute(agent: Agent, call: ai.ToolCall, signal: AbortSignal) {
   const args = ai.validateToolCall(agent.tools, call);
   signal.throwIfAborted();
   // A tool may end its time with what it found; one second later we stop waiting for it.
-  const work = tool.execute(agent, args, within(30_000, signal));
-  return resultOf(call, await raceWithAbortSignal(work, within(31_000, signal)));
+  const time = within(30_000, signal);
+  const work = tool.execute(agent, args, time);
+  const output = await raceWithAbortSignal(work, within(31_000, signal));
+  return resultOf(call, { ...output, isLate: time.aborted || undefined });
 }
 const within = (ms: number, stop: AbortSignal) => AbortSignal.any([stop, AbortSignal.timeout(ms)]);
 
@@ -441,7 +445,9 @@ function answerIn(messages: Message[]): string {
   // At worst, what was said beside the last calls.
   const isBeside = (m: Message) =>
     m.role === "assistant" && m.stopReason === "toolUse" && textIn(m);
-  return answer.trim() || textIn(messages.findLast(isBeside)).trim();
+  const all = answer.trim() ? answer : textIn(messages.findLast(isBeside));
+  // Blank lines may go, but no indentation.
+  return all.trimEnd().replace(/^\s*\n/, "");
 }
 
 /** The part that a reply goes on with, or -1; one that was cut off in its calls is none. */
@@ -1859,45 +1865,142 @@ async function listModels(io: Io, part = "", baseUrl?: string): Promise<number> 
 export const harmless = (text: string) =>
   text.replace(/(?![\n\t])[\p{Cc}\u202a-\u202e\u2066-\u2069]/gu, "\ufffd");
 
+type Style = "dim" | "red" | "yellow" | "bold" | "cyan";
+const ink = (stream: Output, style: Style, text: string) => styleText(style, text, { stream });
+/** Whether escape sequences are wanted: not in a pipe, with NO_COLOR or with TERM=dumb. */
+const hasInk = (stream: Output) => Boolean(stream.isTTY) && ink(stream, "dim", "x") !== "x";
+/** Wipes the status line, which leaves the cursor at its start: what is written there begins so. */
+const wipe = (stream: Output) => (hasInk(stream) ? "\x1b[K" : "");
+
 /** Tells people something, in one line: a name may hold line ends, to forge another. */
-function note({ stderr }: Io, text: string, style: "dim" | "red" | "yellow" = "dim"): void {
+function note({ stderr }: Io, text: string, style: Style = "dim"): void {
   const line = harmless(text).replaceAll("\n", "\\n");
-  stderr.write(`${styleText(style, line, { stream: stderr })}\n`);
+  stderr.write(`${wipe(stderr)}${ink(stderr, style, line)}\n`);
 }
 
 /** For people: the answer to stdout, as it comes if that is a terminal; all else to stderr. */
-export function printText(io: Io, quiet: boolean): Agent["emit"] {
-  const { stdout } = io;
-  const tell = quiet ? () => {} : note.bind(undefined, io);
-  const show = stdout.isTTY ? showText((text) => stdout.write(harmless(text))) : () => {};
-  let started = 0;
-  return (event) => {
+export function printText(io: Io, agent: Agent, how: { isQuiet?: boolean; isTalk?: boolean }) {
+  const { stdout, stderr } = io;
+  // Where the cursor stands: in a line of the answer, or below a note.
+  let [isInLine, isBelow] = [false, false];
+  const tell: Tell = (text, style) => {
+    if (!how.isQuiet || style === "red") note(io, text, style);
+    isBelow = !how.isQuiet && Boolean(stderr.isTTY);
+  };
+  const write = (text: string) => {
+    stdout.write((isInLine ? "" : wipe(stderr)) + (isBelow ? "\n" : "") + text);
+    [isInLine, isBelow] = [!text.endsWith("\n"), false];
+  };
+  const paint = hasInk(stdout) ? () => painter(stdout, agent.root) : undefined;
+  const show = stdout.isTTY ? showText(write, paint) : () => {};
+  const wait = how.isQuiet ? () => {} : statusLine(io, Boolean(how.isTalk), () => !isInLine);
+  return (event: AgentEvent) => {
     show(event);
-    if (event.type === "agent_start") started = Date.now();
+    if (event.type === "turn_start") wait(`${agent.model.id} thinks`);
     if (event.type === "tool_execution_start") tell(`${event.toolName} ${inLine(event.args)}`);
+    if (event.type === "tool_execution_start") wait(event.toolName);
     if (event.type === "tool_execution_end" && event.isError)
       tell(`  failed: ${cut(textIn(event.result), 160)}`, "yellow");
+    if (event.type === "tool_execution_end" && event.result.details?.isLate)
+      tell(`  ${event.toolName} was ended for its time: there may be more`, "yellow");
     if (event.type === "notice") tell(event.message, "yellow");
     if (event.type === "auto_retry_start") {
-      const wait = `in ${Math.ceil(event.delayMs / 1000)} s: ${event.errorMessage}`;
-      tell(`retry ${event.attempt}/${event.maxAttempts} ${wait}`, "yellow");
+      const time = `in ${Math.ceil(event.delayMs / 1000)} s: ${event.errorMessage}`;
+      tell(`retry ${event.attempt}/${event.maxAttempts} ${time}`, "yellow");
+      wait(`${agent.model.id} is asked again`);
     }
     if (event.type !== "agent_end") return;
+    wait("");
     if (!stdout.isTTY && event.answer) stdout.write(`${event.answer}\n`);
-    const doubts = event.sources.filter(({ state }) => state !== "seen").map(describeSource);
-    const list = [`${event.sources.length - doubts.length} seen`, ...doubts].join("; ");
-    const isBlind = !event.messages.some(({ role }) => role === "toolResult");
-    if (event.ended === "answered" && event.sources.length === 0)
-      tell(`sources: none cited${isBlind ? ", and no file looked at" : ""}`, "yellow");
-    if (event.sources.length > 0) tell(`sources: ${list}`, doubts.length > 0 ? "yellow" : "dim");
-    if (event.ended !== "answered") note(io, `mini-pi: ${event.message}`, "red");
-    const { input, cached, output, cost } = event.usage;
-    const { provider, model } = repliesIn(event.messages).at(-1) ?? {};
-    const price = cost > 0 || provider === "offline" ? `$${cost.toFixed(4)}` : "cost unknown";
-    const tokens = `${input} tokens in (${cached} cached), ${output} out, ${price}`;
-    const time = `${((Date.now() - started) / 1000).toFixed(1)} s`;
-    if (input > 0) tell(`${event.turns} turns, ${tokens}, ${time}, ${provider}/${model}`);
+    tellEnd(agent, event, tell);
   };
+}
+type Tell = (text: string, style?: Style) => void;
+type Paint = (part: string, isStart: boolean) => string;
+type End = Extract<AgentEvent, { type: "agent_end" }>;
+
+/** How it ended: its sources, what went wrong, and what it took, as did the whole conversation. */
+function tellEnd(agent: Agent, { messages, sources, usage, ...event }: End, tell: Tell): void {
+  const doubts = sources.filter(({ state }) => state !== "seen").map(describeSource);
+  const list = [`${sources.length - doubts.length} seen`, ...doubts].join("; ");
+  const isBlind = !messages.some(({ role }) => role === "toolResult");
+  if (event.ended === "answered" && sources.length === 0)
+    tell(`sources: none cited${isBlind ? ", and no file looked at" : ""}`, "yellow");
+  if (sources.length > 0) tell(`sources: ${list}`, doubts.length > 0 ? "yellow" : "dim");
+  if (event.message) tell(`mini-pi: ${event.message}`, "red");
+  const { provider, model } = repliesIn(messages).at(-1) ?? {};
+  const { input, cached, output, cost } = usage;
+  const price = cost > 0 || provider === "offline" ? `$${cost.toFixed(4)}` : "cost unknown";
+  const tokens = `${input} tokens in (${cached} cached), ${output} out, ${price}`;
+  const time = `${((Date.now() - (messages[0]?.timestamp ?? 0)) / 1000).toFixed(1)} s`;
+  const all = totalsOf(agent.messages);
+  const sum = all.cost > 0 ? `$${all.cost.toFixed(4)}` : `${all.input + all.output} tokens`;
+  const whole = all.input > input ? `; ${sum} in all` : "";
+  if (input > 0) tell(`${event.turns} turns, ${tokens}, ${time}, ${provider}/${model}${whole}`);
+}
+
+/** Says each second, where the cursor is free, what mini-pi waits for. In a conversation, the first
+ * key of a line wipes that before readline's echo, and the half typed line is left alone. */
+function statusLine(io: Io, isTalk: boolean, isFree: () => boolean): (doing: string) => void {
+  const { stderr } = io;
+  let isTyping = false;
+  let timer: NodeJS.Timeout | undefined;
+  if (isTalk)
+    io.stdin.on("keypress", (_, key) => {
+      if (!isTyping) stderr.write(wipe(stderr));
+      isTyping = !/^(return|enter)$/.test(key?.name);
+    });
+  return (doing) => {
+    const since = Date.now();
+    clearInterval(timer);
+    const draw = () => {
+      const line = harmless(`${doing}… ${Math.round((Date.now() - since) / 1000)} s`);
+      // What is wider than the terminal must not wrap.
+      const drawn = `\x1b[?7l${ink(stderr, "dim", line)}\x1b[?7h\x1b[K\r`;
+      if (!isTyping && isFree()) stderr.write(drawn);
+    };
+    if (doing && hasInk(stderr)) timer = setInterval(draw, 1000).unref();
+    else if (!isTyping) stderr.write(wipe(stderr));
+  };
+}
+
+/** Colours a line, or its part that has come, and links what it cites. Changes no character. */
+function painter(stream: Output, root: string): Paint {
+  let [fence, looks] = ["", 0];
+  const paint = (piece: string) => {
+    const url = CITED.test(piece) && looks++ < MAX_CITATIONS ? urlOf(root, piece) : "";
+    const style = /^`/.test(piece) ? "cyan" : "bold";
+    const painted = /^(`|\*\*)/.test(piece) ? ink(stream, style, piece) : piece;
+    return url ? `\x1b]8;;${url}\x1b\\${painted}\x1b]8;;\x1b\\` : painted;
+  };
+  return (part, isStart) => {
+    const [, mark = ""] = (isStart && HEAD.exec(part)) || [];
+    const isFence = /^[`~]/.test(mark) && mark.startsWith(fence);
+    const isCode = fence !== "" || isFence;
+    if (isFence) fence = fence ? "" : mark;
+    if (isCode) return ink(stream, "cyan", part);
+    const painted = part.replace(PIECE, paint);
+    if (/^[#>]/.test(mark)) return ink(stream, mark === ">" ? "dim" : "bold", painted);
+    return mark ? painted.replace(mark, ink(stream, "dim", mark)) : painted;
+  };
+}
+/** "```ts", "## Title", "> quote", "- item", "1. item". */
+const HEAD = /^\s*(`{3,}(?!.*`)|~{3,}|#{1,6}(?=\s)|>|(?:[-*+•]|\d{1,9}[.)])(?=\s))/;
+/** `code`, **bold**, or a word. */
+const PIECE = /(?<!`)(`+)(?!`).{1,400}?(?<!`)\1(?!`)|\*\*(?!\s)[^*]+\*\*|[^\s`*,;，。：]{1,400}/g;
+
+/** Where the link of a cited place leads; "" unless it is there, and inside. */
+function urlOf(root: string, cited: string): string {
+  const [, given = "", line = ""] = CITED.exec(cited.replace(/^[`*"'([{]+/, "")) ?? [];
+  const file = citedPath(given, () => false);
+  try {
+    const real = disk.realpathSync(path.resolve(root, file));
+    const form = process.env.MINI_PI_LINK || "file://{path}#{line}";
+    const url = form.replace("{path}", () => pathToFileURL(real).pathname);
+    return file && isInside(root, real) ? harmless(url.replace("{line}", line)) : "";
+  } catch {
+    return "";
+  }
 }
 
 function inLine(args: unknown): string {
@@ -1906,29 +2009,45 @@ function inLine(args: unknown): string {
   return cut(all.map((pair) => pair.replace(/^(path|pattern|glob)=/, "")).join(" "), 140);
 }
 
-/** Text as it comes, in whole characters. A reply that is tried again is shown anew. */
-export function showText(write: (text: string) => void): Agent["emit"] {
-  let [last, half] = ["", ""];
-  const lineEnd = () => (last === "" || last === "\n" ? "" : "\n");
+/** Text as it comes, made harmless; in whole words and spans if it is painted, as nothing is shown
+ * twice: no width, resize or other writer spoils it. A reply that is tried again is shown anew. */
+export function showText(write: (text: string) => void, painterOf?: () => Paint) {
+  const fresh = painterOf ?? ((): Paint => (part) => part);
+  let [held, isStart, isNew, paint] = ["", true, true, fresh()];
   const show = (text: string) => {
-    const whole = (half + text).replace(/[\ud800-\udbff]$/, "");
-    half = (half + text).slice(whole.length);
-    last = text.at(-1) ?? last;
-    write(whole);
+    const lines = (held + harmless(text)).split("\n");
+    const last = lines.pop() ?? "";
+    const shown = lines.map((line, i) => `${paint(line, isStart || i > 0)}\n`);
+    isStart ||= lines.length > 0;
+    const isHeld = painterOf && isStart && LINE.test(last);
+    const [part = ""] = (!isHeld && (painterOf ? PART : WHOLE).exec(last)) || [];
+    if (part) shown.push(paint(part, isStart));
+    [held, isStart, isNew] = [last.slice(part.length), isStart && !part, false];
+    if (shown.length > 0) write(shown.join(""));
   };
-  return (event) => {
+  const endLine = () => (held || !isStart ? show("\n") : undefined);
+  return (event: AgentEvent) => {
     if (event.type === "message_update" && event.assistantMessageEvent.type === "text_delta")
       show(event.assistantMessageEvent.delta);
-    if (event.type === "auto_retry_start" && last)
-      show(`${lineEnd()}(the connection broke; starting again)\n`);
+    if (event.type === "auto_retry_start" && !isNew) {
+      endLine();
+      paint = fresh();
+      show("(the connection broke; starting again)\n");
+    }
     const message = event.type === "message_end" ? event.message : undefined;
     if (remarkOf(message) === "wrong sources") show("\nCorrected answer:\n");
     const isWhole = message?.role === "assistant" && !/length|error/.test(message.stopReason);
     if (!isWhole && event.type !== "agent_end") return;
-    write(lineEnd());
-    [last, half] = ["", ""];
+    endLine();
+    [isNew, paint] = [true, fresh()];
   };
 }
+/** A line that is shown whole, as its first characters do not tell what it is. */
+const LINE = /^(?!.{400})\s*(?:[#>]|```|~~~|[^\s，。：]*$)/s;
+/** What ends with a word, and in no span; or what is long without. */
+const PART =
+  /^(?:.{400,}[^\ud800-\udbff]|(?:`+(?!`)[^`]*`+(?!`)|\*\*[^*]*\*\*|[^`*]|\*(?!\*))*[\s，。：])/s;
+const WHOLE = /^.*[^\ud800-\udbff]/s;
 
 /** For programs: one event a line, as pi has it: updates come without the message so far. */
 function printJson(io: Io, agent: Agent): Agent["emit"] {
@@ -1938,7 +2057,9 @@ function printJson(io: Io, agent: Agent): Agent["emit"] {
   print(headerOf(agent));
   return (event) => {
     if (event.type !== "message_update") print(event);
-    if (event.type === "agent_end" && event.message) note(io, `mini-pi: ${event.message}`, "red");
+    // That stdout is closed is known by then.
+    if (event.type === "agent_end" && event.message && agent.signal.reason?.exitCode !== 3)
+      note(io, `mini-pi: ${event.message}`, "red");
     if (event.type !== "message_update") return;
     const update = event.assistantMessageEvent;
     const block = update.type === "toolcall_start" && update.partial.content[update.contentIndex];
@@ -2301,8 +2422,8 @@ function stopSignal(): AbortSignal {
     });
   process.stderr.on("error", () => {});
   process.stdout.on("error", ({ code, message }: NodeJS.ErrnoException) => {
+    if (code === "EPIPE" || stop.signal.aborted) return stop.abort(stopped(3));
     stop.abort(stopped(3));
-    if (code === "EPIPE") return;
     note(process, `mini-pi: ${message}`, "red");
     process.on("exit", () => Object.assign(process, { exitCode: 3 }));
   });
@@ -2343,7 +2464,8 @@ async function runCommand(args: string[], io: Io, signal: AbortSignal): Promise<
   const hint = value("quiet") || value("json") ? () => {} : note.bind(undefined, io);
   const question = isTalk ? "" : await readQuestion(io, asked, hint);
   const keep = keeper(agent, value, tell);
-  const show = value("json") ? printJson(io, agent) : printText(io, Boolean(value("quiet")));
+  const how = { isQuiet: Boolean(value("quiet")), isTalk: Boolean(isTalk) };
+  const show = value("json") ? printJson(io, agent) : printText(io, agent, how);
   agent.emit = (event) => void [keep, show].map((hear) => hear(event));
   if (!name && agent.model.provider === "offline" && !value("quiet")) NO_KEY.map(tell);
   if (!value("quiet")) notes.map(tell);

@@ -188,7 +188,7 @@ test("whatever is sent in the place of any field, a question ends, and throws no
     const choice = choices[i % 2];
     assert.ok(choice);
     const agent = await createAgent(DIR, { ...choice, limits });
-    const show = printText({ stdin: process.stdin, stdout, stderr }, false);
+    const show = printText({ stdin: process.stdin, stdout, stderr }, agent, {});
     const lines: string[] = [];
     agent.emit = (event) => {
       show(event);
