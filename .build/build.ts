@@ -69,9 +69,10 @@ const { metafile } = await build({
   external: ["@vscode/ripgrep"],
   // Some libraries are CommonJS, and ask for Node's modules by require.
   banner: {
-    js: 'import { createRequire } from "node:module"; const require = createRequire(import.meta.url);',
+    js: `import { createRequire } from "node:module"; const require = createRequire(import.meta.url);
+      const besideMiniPi = \`\${import.meta.dirname}/..\`;`,
   },
-  define: { "import.meta.main": "false" },
+  define: { "import.meta.main": "false", "import.meta.dirname": "besideMiniPi" },
   plugins: [lazy],
   metafile: true,
   logLevel: "warning",

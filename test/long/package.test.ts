@@ -8,6 +8,7 @@ import {
   globSync,
   readdirSync,
   readFileSync,
+  rmSync,
   statSync,
   symlinkSync,
   writeFileSync,
@@ -99,6 +100,13 @@ describe("The installed package", () => {
     assert.ok(existsSync(session));
     assert.equal((await mini([...args, "sure?"], options)).stdout, "Yes.\n");
     assert.deepEqual(server.problems, []);
+  });
+
+  test("reads a .env beside its mini-pi.ts", async () => {
+    await using server = await startModelServer([reply("Yes.")]);
+    write(path.join(place, "node_modules", "mini-pi"), { ".env": "ANTHROPIC_API_KEY=key\n" });
+    assert.equal((await mini(to(server, repo, "is it?"))).stdout, "Yes.\n");
+    rmSync(path.join(place, "node_modules", "mini-pi", ".env"));
   });
 
   test("has all models, and asks each kind of provider as the source does", async () => {
