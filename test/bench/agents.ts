@@ -6,12 +6,15 @@ import { spawn } from "node:child_process";
 import { once } from "node:events";
 import * as fs from "node:fs/promises";
 import path from "node:path";
+import { build } from "esbuild";
 import { call, reply, type Step, startModelServer, text } from "../model-server.ts";
 import { median, table } from "./figures.ts";
 
 const here = import.meta.dirname;
 const SOURCE = path.join(here, "..", "..", "mini-pi.ts");
+/** What the package's command runs. */
 const PACKAGE = path.join(here, "..", "..", "dist", "cli.js");
+const FLOOR = path.join(here, "floor.ts");
 const MODEL = "claude-sonnet-5-5";
 
 type Agent = {
@@ -32,13 +35,13 @@ async function contenders(work: string, url: string, peers: Peers): Promise<Agen
   const asked = ["-q", "-m", `anthropic/${MODEL}`, "--base-url", url, ".", "where?"];
   const agents: Agent[] = [
     { name: "empty file", command: [node, path.join(here, "empty.ts")], read: byPath },
+    { name: "floor", command: [node, FLOOR, url, ".", "where?"], read: byPath },
     {
-      name: "floor",
-      command: [node, path.join(here, "floor.ts"), url, ".", "where?"],
+      name: "floor, bundled",
+      command: [node, path.join(work, "floor", "cli.js"), url, ".", "where?"],
       read: byPath,
     },
-    { name: "mini-pi", command: [node, SOURCE, ...asked], read: byPath },
-    // What the package's command runs; `npm ci` and `npm run build` make it.
+    { name: "mini-pi, from source", command: [node, SOURCE, ...asked], read: byPath },
     { name: "mini-pi, installed", command: [node, PACKAGE, ...asked], read: byPath },
   ];
   if (peers.pi) {
@@ -49,7 +52,7 @@ async function contenders(work: string, url: string, peers: Peers): Promise<Agen
     const args = ["--provider", "anthropic", "--model", MODEL, "--no-session", "-p", "where?"];
     const env = { PI_CODING_AGENT_DIR: home, PI_OFFLINE: "1" };
     const read = (file: string) => call("read", { path: path.basename(file) });
-    agents.push({ name: "pi", command: [peers.pi, ...args], env, read });
+    agents.push({ name: "pi, installed", command: [peers.pi, ...args], env, read });
   }
   if (peers.claude) {
     const env = { ANTHROPIC_BASE_URL: url, CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC: "1" };
@@ -59,6 +62,19 @@ async function contenders(work: string, url: string, peers: Peers): Promise<Agen
     agents.push({ name: "claude", command, env, read });
   }
   return agents;
+}
+
+/** Makes of the floor what the build makes of mini-pi: a bundle with V8's compile cache. */
+async function bundleFloor(outdir: string): Promise<void> {
+  const banner = {
+    js: 'import { createRequire } from "node:module"; const require = createRequire(import.meta.url);',
+  };
+  const as = { bundle: true, splitting: true, format: "esm", platform: "node", banner } as const;
+  await build({ entryPoints: [FLOOR], outdir, minify: true, ...as });
+  const entry =
+    'import module from "node:module"; module.enableCompileCache(); import("./floor.js");';
+  await fs.writeFile(path.join(outdir, "cli.js"), entry);
+  await fs.writeFile(path.join(outdir, "package.json"), '{ "type": "module" }');
 }
 
 /** Runs one agent to its end, with a server that says these steps. */
@@ -142,6 +158,7 @@ async function medians(work: string, names: string[], peers: Peers, script: Scri
 export async function agents(work: string, peers: Peers, runs: number): Promise<void> {
   const files = path.join(work, "files");
   await fs.mkdir(files);
+  await bundleFloor(path.join(work, "floor"));
   const page = "a line of text, as long as lines of code are\n".repeat(100);
   for (let i = 0; i < 50; i++) await fs.writeFile(path.join(files, `${i}.txt`), page);
   const all = (await contenders(work, "http://localhost", peers)).map(({ name }) => name);
