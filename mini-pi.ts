@@ -642,7 +642,7 @@ async function pageOf({ handle, head, size }: OpenFile, part: Part) {
   const lines = text.split(/\r?\n|\r$/);
   // Half a line, or nothing behind the last line break.
   if (lines.length > 1 && (room < 0 || lines.at(-1) === "")) lines.pop();
-  return { lines, total: ended + (isOpen ? 1 : 0), isMore, ...about };
+  return { lines, total: ended + (isOpen && !isMore ? 1 : 0), isMore, ...about };
 }
 const COUNT_MS = 5000;
 
@@ -887,7 +887,7 @@ async function search(query: Query): Promise<ToolOutput> {
   const [hits, known]: [Hits, Set<string>] = [new Map(), new Set(files)];
   const runs = [[...wanted, ...args]];
   for (const [encoding = "", odd] of await encodings(query, known, args))
-    if (encoding) runs.push([...wanted, `--encoding=${encoding}`, "--", ...odd]);
+    if (encoding) runs.push([...wanted, `--encoding=${encoding}`, ...placeArgs(...odd)]);
     else notes.push(`[not searched, as they are not UTF-8: ${few(odd)}]`);
   for (const run of runs) stops.push(...(await find(run, [query, known, hits])));
   const { texts, ...details } = await shownOf(hits, query, known.size > 1);
@@ -943,7 +943,7 @@ const PLACE = /\.\/([^\0]*)\0(\d+):(\d+):([^\n]*)\n/g;
 async function encodings({ agent, signal, pattern }: Query, files: Set<string>, args: string[]) {
   if (!/[^\0-\x7f]|(?<!\\)\.|\\[WwSDpPux]|\[\^/.test(pattern)) return [];
   const found = await filesBelow({ agent, signal }, ["-l", "--text", `-e${NOT_UTF8}`, ...args]);
-  const odd = found.files.filter((name) => files.has(name));
+  const odd = found.files.filter((name) => files.has(name)).sort();
   const part = { first: 1, bytes: SEARCHED_BYTES, isCounted: false, signal };
   const read = async (open: OpenFile) => (await pageOf(open, part)).encoding ?? "utf-8";
   const some: string[] = [];
@@ -1078,7 +1078,7 @@ function excerpt(line: string, column = 1): string {
  * is no parser: a definition is a line that looks like one and has less indentation. */
 export function enclosing(lines: string[]): number[] {
   // The lines that the current one is indented below; who owns them is told when it is needed.
-  const open: { at: number; depth: number; owner?: number }[] = [];
+  const open: { at: number; depth: number; last: string; owner?: number }[] = [];
   const ownerOf = (level: number): number => {
     const entry = open[level];
     if (!entry) return 0;
@@ -1091,9 +1091,13 @@ export function enclosing(lines: string[]): number[] {
     const owner = ownerOf(level);
     if (ASIDE.test(line)) return owner;
     // "} else {" and ") {" go on with what stands above at the same depth.
-    const isCloser = /^\s*[)\]}{]/.test(line);
-    open.length = isCloser && open[level + 1]?.depth === depth ? level + 2 : level + 1;
-    if (!isCloser) open.push({ at: i + 1, depth });
+    const isCloser = CLOSER.test(line);
+    const [above] = open.slice(level + 1, level + 2);
+    if (above && !isCloser && isInBlock(line, above)) return ownerOf(level + 1);
+    const isSame = isCloser && above?.depth === depth && GOES_ON.test(line);
+    open.length = isSame ? level + 2 : level + 1;
+    if (isSame) above.last = line;
+    else if (!isCloser) open.push({ at: i + 1, depth, last: line });
     return owner;
   });
 }
@@ -1117,27 +1121,35 @@ export function endOf(lines: string[], head: number): number {
     const isCloser = indentOf(line) === depth && CLOSER.test(line);
     if (isCloser) last = line;
     if (isCloser || (indentOf(line) > depth && line.trim())) end = at;
-    else if (!ASIDE.test(line) && !(BLOCK_START.test(last) && isText(line, depth))) return end;
+    else if (!ASIDE.test(line) && !isInBlock(line, { depth, last })) return end;
     if (isCloser && !GOES_ON.test(line) && !BODY.test(lines[at] ?? "")) return end;
   }
   return end;
 }
 /** "}" or Ruby's "end"; also what stands between two parts of one definition. */
-const CLOSER = /^\s*(?:[)\]}{]|(?:end|else|rescue|ensure|where|private|protected)\b(?!\s*[=(.,]))/;
-const GOES_ON = /(?:[{([:,=\\]|=>|->)\s*$|^\s*(?:else|rescue|ensure|where|private|protected)\b/;
+const CLOSER =
+  /^\s*(?:[)\]}{]|(?:end|else|rescue|ensure|where)\b(?!\s*[=(.,])|(?:private|protected)\s*$)/;
+const GOES_ON =
+  /(?:[{([:,=\\]|=>|->)\s*(?:(?:\/\/|#).*)?$|^\s*(?:else|rescue|ensure|where|private|protected)\b/;
 const BODY = /^\s*(?:\{|where\b)/;
-/** A block's brace, or Ruby's "def f", is closed at its depth: a text at the margin is inside. */
+/** Whether a line with no more indentation than a block is yet inside, such as a text at the margin:
+ * the block's brace, or Ruby's "def f", is closed at its depth. */
+function isInBlock(line: string, { depth, last }: { depth: number; last: string }): boolean {
+  if (!BLOCK_START.test(last)) return false;
+  if (indentOf(line) < depth) return !CLOSER.test(line);
+  return !isDefinition(line) || !/[{(,)=;:]$/.test(line);
+}
 const BLOCK_START =
-  /(?:^|[\w)>"'\]]|=>)\s*\{$|^\s*(?:def|class|module) (?:[^:;,({]|::)+(?:\([^(]*\))?$/;
-const isText = (line: string, depth: number) =>
-  indentOf(line) < depth ? !CLOSER.test(line) : !isDefinition(line) || !/[{(,)=;:]$/.test(line);
+  /(?:^|[\w)>"'\]]|=>)\s*\{(?:\s*\/[/*].*)?$|^\s*(?:def|class|module) (?:[^:;,({]|::)+(?:\([^(]*\))?$/;
 
 /** The lines of the innermost definition around a line, with what stands directly above its head;
  * where there is none, those of the paragraph. */
 export function wholeAround(lines: string[], owners: number[], at: number): [number, number] {
   const below = lines.slice(at - 1, at + 50).findIndex((line) => !ABOVE.test(line)) + at;
   const self = isDefinition(lines[below - 1] ?? "") ? [below] : [];
-  for (const head of [...self, owners[at - 2], ...definitionsAround(owners, at).reverse()]) {
+  // What closes the parameters stands in what the line above stands in.
+  if (CLOSER.test(lines[at - 1] ?? "")) self.push(owners[at - 2] ?? 0);
+  for (const head of [...self, ...definitionsAround(owners, at).reverse()]) {
     const [from, to] = head ? [startOf(lines, head), endOf(lines, head)] : [0, 0];
     if (from <= at && at <= to) return [from, to];
   }
@@ -1154,7 +1166,7 @@ function startOf(lines: string[], head: number): number {
   for (let at = head - 1; at > head - 60 && lines[at - 1]?.trim(); at--) {
     const line = lines[at - 1] ?? "";
     if (indentOf(line) === depth && ABOVE.test(line)) from = at;
-    else if (indentOf(line) <= depth && !/^\s*[)\]]|\*\/\s*$/.test(line)) break;
+    else if (indentOf(line) <= depth && !/^\s*\}?[)\]]|\*\/\s*$/.test(line)) break;
   }
   return from;
 }

@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import { execFileSync } from "node:child_process";
-import { mkdirSync, readFileSync, rmSync, symlinkSync, writeFileSync } from "node:fs";
+import { mkdirSync, readFileSync, rmSync, symlinkSync, truncateSync, writeFileSync } from "node:fs";
 import path from "node:path";
 import { test } from "node:test";
 import type { Agent } from "../mini-pi.ts";
@@ -1341,4 +1341,140 @@ test("no tool changes anything in the directory", async () => {
   ]);
   assert.equal(state(), before);
   assert.equal(readFileSync(path.join(agent.root, "a.ts"), "utf8"), "needle\n");
+});
+
+// ─── Bounds and searches that say what they left ───────────────────────────────────────────────
+
+test("a context beyond its bound is cut, and that is said; parts that are apart are separated", async () => {
+  const lines = repeat(200, (i) => (i % 60 === 30 ? "needle\n" : `${i}\n`));
+  const agent = await agentWith({ "a.txt": lines });
+  const { text } = await search(agent, "needle", { context: 50 });
+  assert.match(text, /^a\.txt\n10- 10\n/);
+  assert.equal(text.match(/^…$/gm)?.length, 2);
+  assert.match(text, /\n50- 50\n…\n70- 70\n/);
+  assert.match(text, /\n\[context: at most 20 lines\]$/);
+  assert.doesNotMatch((await search(agent, "needle", { context: 20 })).text, /context/);
+  assert.doesNotMatch((await search(agent, "needle")).text, /…/);
+});
+
+test("what a file holds that is not UTF-8 is found as it is read", async () => {
+  const source = (prose: string) => `int a;\n// ${prose}\n${`# ${prose}\n`.repeat(20)}`;
+  const files = Object.entries(PROSE).map(([encoding, prose]): [string, Buffer, string] => [
+    `src/${encoding}.c`,
+    Buffer.from(encode(source(prose), encoding)),
+    prose,
+  ]);
+  const [german, mixed] = ["Die Größe für alle, schön", "größe 中文 日本語"];
+  files.push(["src/short.c", Buffer.from(`int a;\n// ${german}\n`, "latin1"), german]);
+  files.push(["src/marked.c", Buffer.from(`\ufeff${source(mixed)}`, "utf16le"), mixed]);
+  files.push(["src/nul.c", Buffer.from(source(`${"// plain\n".repeat(1000)}\0 ${mixed}`)), mixed]);
+  const agent = await agentWith(Object.fromEntries(files));
+  for (const [name, , prose] of files) {
+    const word = prose.match(/[^\0-\x7f]\p{L}+/u)?.[0] ?? "";
+    assert.ok(word, name);
+    for (const [i, pattern] of [
+      word,
+      word.replace(/^../u, ".."),
+      `[^a]${word.slice(1)}`,
+    ].entries()) {
+      const where = [{}, { path: name }, { glob: "*.c" }][i];
+      const { text } = await search(agent, pattern, where);
+      const [, at = "0", line] = new RegExp(`^${name}\n(\\d+): (.*)$`, "m").exec(text) ?? [];
+      const page = rowsOf((await read(agent, name, { offset: Number(at) })).text);
+      assert.ok(line, `${pattern} in ${name}: ${text}`);
+      assert.equal(page.get(Number(at)), line, `${pattern} in ${name}: ${text}`);
+    }
+  }
+  // Each line is counted once, though it is looked at twice.
+  const { text } = await search(agent, "int .;");
+  assert.equal(text.match(/^1: int a;/gm)?.length, files.length);
+  assert.doesNotMatch(text, /first/);
+});
+
+test("files that are not UTF-8 and too many to be searched are named", async () => {
+  const bytes = Buffer.from("// Die Größe für alle, schön\n", "latin1");
+  const agent = await agentWith(
+    Object.fromEntries(Array.from({ length: 205 }, (_, i) => [`f${100 + i}.c`, bytes])),
+  );
+  const { text } = await search(agent, "Größe");
+  assert.match(text, /\[first 100 matches of 200 in 200 files; others: 100 in \.\//);
+  assert.match(
+    text,
+    /\[not searched, as they are not UTF-8: f300\.c, f301\.c, f302\.c, f303\.c, f304\.c\]$/,
+  );
+});
+
+test("a walk and a search that were stopped say so, and never that there is nothing", async () => {
+  const agent = await agentWith({ "a.ts": "needle\n" });
+  const stopped = AbortSignal.abort();
+  for (const [name, args] of [
+    ["list_files", { glob: "*.ts" }],
+    ["search_files", { pattern: "needle" }],
+    ["search_files", { pattern: "größe", glob: "*.ts" }],
+  ] as const) {
+    const tool = agent.tools.find((one) => one.name === name);
+    const { text = "" } = (await tool?.execute(afresh(agent), args, stopped)) ?? {};
+    assert.match(text, /\[stopped for its time: there may be more\]/);
+    assert.doesNotMatch(text, /No file matches|No match in \d/);
+  }
+});
+
+test("a page of a file that is too large to be counted is shown, with that there is more", async () => {
+  const agent = await agentWith({ "log.txt": "0123456789 a line of some length\n".repeat(3000) });
+  truncateSync(path.join(agent.root, "log.txt"), 2 ** 42);
+  const tool = agent.tools.find(({ name }) => name === "read_file");
+  const signal = AbortSignal.timeout(500);
+  const { text = "" } = (await tool?.execute(agent, { path: "log.txt" }, signal)) ?? {};
+  const [first, ...rows] = text.split("\n");
+  assert.match(first ?? "", /^log\.txt \(more than 3000 lines/);
+  assert.match(rows.at(-1) ?? "", /^\[lines 1-400 of more than 3000; offset=401 reads on;/);
+});
+
+test("a submodule's files are not hidden by the rules around it, and no other place is opened so", async () => {
+  const agent = await agentWith({
+    ".gitignore": "*.log\ngen/\n/local/\n",
+    ".gitmodules": repeat(
+      6,
+      (i) =>
+        `[submodule "${i}"]\n\tpath = ${["vendor/lib", "../outside", ".git", ".", "/etc", "absent"][i - 1]}\n`,
+    ),
+    ".git/needle.log": "needle\n",
+    "a.log": "needle\n",
+    "vendor/lib/.git": "gitdir: ../../.git/modules/lib\n",
+    "vendor/lib/a.log": "needle\n",
+    "vendor/lib/gen/b.ts": "needle\n",
+    "vendor/lib/.gitignore": "own/\n",
+    "vendor/lib/own/c.ts": "needle\n",
+    "vendor/d.log": "needle\n",
+  });
+  write(path.join(agent.root, "..", "outside"), { "e.ts": "needle\n" });
+  const expected = ["vendor/lib/a.log", "vendor/lib/gen/b.ts"];
+  for (const where of [{}, { path: "vendor" }, { glob: "**/*.{log,ts}" }]) {
+    const { text } = await search(agent, "needle", where);
+    const files = text.split("\n").filter((line) => /^[\w./]+\.(log|ts)$/.test(line));
+    assert.deepEqual(files.sort(), expected, text);
+  }
+  const listed = (await list(agent, ".", "**/*.{log,ts}")).text.split("\n");
+  assert.deepEqual(listed.filter((line) => !line.startsWith("[")).sort(), expected);
+});
+
+test("what a glob takes as a sign can be escaped, as a glob without a match says", async () => {
+  const agent = await agentWith({ "[x]/a{1}.ts": "needle\n" });
+  for (const { text } of [
+    await list(agent, ".", "[x]/*.ts"),
+    await search(agent, "needle", { glob: "[x]/*.ts" }),
+  ])
+    assert.match(text, /A \\ takes \*, \?, \[, \], \{ and \} as they are\./);
+  const [named] = (await list(agent, ".", "\\[x\\]/*.ts")).text.split("\n");
+  assert.equal(named, "[x]/a{1}.ts");
+  for (const where of [{ path: named }, { path: "[x]" }, { glob: "\\[x\\]/a\\{1\\}.ts" }])
+    assert.equal((await search(agent, "needle", where)).text, "[x]/a{1}.ts\n1: needle");
+});
+
+test("a recursive listing names the links that it does not follow", async () => {
+  const agent = await agentWith({ "src/a.ts": "needle\n", "lib/b.ts": "needle\n" });
+  symlinkSync("../lib", path.join(agent.root, "src/link"));
+  const { text } = await list(agent, ".", "**/*.ts");
+  assert.equal(text, "lib/b.ts\nsrc/a.ts\n[links, not followed: src/link]");
+  assert.equal((await list(agent, "lib", "*.ts")).text, "lib/b.ts");
 });
