@@ -241,7 +241,7 @@ const PICTURE =
 const searchFiles = tool({
   name: "search_files",
   description:
-    'Find lines that match a regular expression, and what they stand in ("9-40= class A").',
+    'Find lines that match a regular expression, and what they stand in ("9-40= class").',
   parameters: Type.Object(QUERY, CLOSED),
   async execute(agent, { path: given, ...asked }, signal) {
     const place = relativeName(agent.root, await insideRoot(agent, given || "."));
@@ -541,11 +541,8 @@ function decode(bytes: Buffer): { text: string; note: string; encoding?: string 
   const guess = known.exec(chardet.detect(bytes.subarray(0, PAGE_BYTES)) ?? "")?.[0];
   const decoder = new TextDecoder(guess ?? "windows-1252");
   const { encoding } = decoder;
-  return {
-    text: decoder.decode(bytes),
-    note: `; not UTF-8, read as ${encoding} by guess`,
-    encoding,
-  };
+  const note = `; not UTF-8, read as ${encoding} by guess`;
+  return { text: decoder.decode(bytes), note, encoding };
 }
 
 // --- Files -------------------------------------------------------------------------------------
@@ -860,10 +857,8 @@ async function walk(where: Place): Promise<Walk & { args: string[] }> {
   const top = (file: string) => file.slice(start.length).split("/", 1)[0] ?? "";
   const tops = new Set([".git"]);
   for (const file of below) if (!tops.has(top(file)) && !isSecret(agent, file)) tops.add(top(file));
-  const fits = new Set([
-    ...(own?.files ?? []).map(top),
-    /^\*|^[^/]*$/.test(plain) && "node_modules",
-  ]);
+  const fits = new Set(own?.files.map(top));
+  if (/^\*|^[^/]*$/.test(plain)) fits.add("node_modules");
   const isLeft = (one: disk.Dirent) =>
     (one.isFile() || one.isDirectory()) && !tops.has(one.name) && (!plain || fits.has(one.name));
   const left = few((await entriesIn(agent.root, full)).filter(isLeft).map(({ name }) => name));
@@ -874,9 +869,7 @@ async function walk(where: Place): Promise<Walk & { args: string[] }> {
 }
 const escapeGlob = (name: string) => name.replace(/[*?[\]{}!\\]/g, "\\$&");
 
-type Query = Place & { pattern: string; ignoreCase: boolean; invalid?: string } & Shape;
-/** How many lines around a match are shown, and whether definitions are, whole. */
-type Shape = { context: number; whole: boolean };
+type Query = Place & typeof PLAIN_QUERY & { pattern: string; invalid?: string };
 
 /** The lines that match, by file and within bounds, and what there is to know of the rest. */
 async function search(query: Query): Promise<ToolOutput> {
@@ -911,7 +904,7 @@ const TO_ESCAPE = "A \\ takes *, ?, [, ], { and } as they are.";
 const NO_FILES = `None is there, or the glob matches none. ${TO_ESCAPE}`;
 const MAX_CONTEXT = 20;
 
-/** Where files match, as ripgrep counts lines and bytes; whether a line looks like a definition. */
+/** Where files match, as ripgrep counts lines and bytes; and whether the match is defined there. */
 type Hits = Map<string, FileHits>;
 type FileHits = { file: Buffer; spots: Map<number, { column: number; isHead: boolean }> };
 /** A line of a result: a definition around a match, a match, or one near it. */
@@ -929,7 +922,10 @@ async function find(args: string[], [query, files, hits]: [Query, Set<string>, H
   for (const [, bytes = "", at, column, line = ""] of output.matchAll(PLACE)) {
     const file = Buffer.from(bytes, "latin1");
     const hit = hits.get(`${file}`) ?? { file, spots: new Map() };
-    hit.spots.set(Number(at), { column: Number(column), isHead: isDefinition(line) });
+    // What stands in a text or in parameters is not what is defined; Go has a receiver before it.
+    const before = line.slice(0, Number(column) - 1).replace(/^func \([^)]*\)/, "");
+    const isHead = isDefinition(line) && !/["'`(=]/.test(before);
+    hit.spots.set(Number(at), { column: Number(column), isHead });
     if (files.has(`${file}`) && !isSecret(query.agent, `${file}`)) hits.set(`${file}`, hit);
   }
   const isOver = run.child.killed && !query.signal.aborted;
@@ -1016,16 +1012,16 @@ function rowsOf({ file, spots }: FileHits, query: Wanted): Promise<Row[]> {
     if (isBinary(open.head)) return [];
     const part = { first: 1, bytes: SEARCHED_BYTES, isCounted: false, signal };
     const { lines } = await pageOf(open, part);
-    const owners = enclosing(lines.slice(0, OUTLINED_LINES));
-    const heads = new Set(some.flatMap((at) => definitionsAround(owners, at)));
-    const near = new Set([...heads, ...linesNear(lines, owners, query)]);
+    const outline = enclosing(lines.slice(0, OUTLINED_LINES));
+    const heads = new Set(some.flatMap((at) => definitionsAround(outline, at)));
+    const near = new Set([...heads, ...linesNear(lines, outline, query)]);
     const isThere = (at: number) => spots.has(at) || lines[at - 1] !== undefined;
     const all = [...near].filter(isThere).sort((a, b) => a - b);
     return all.map((at, i): Row => {
       const [spot, before = at] = [spots.get(at), all[i - 1]];
       const mark = spot ? ":" : heads.has(at) ? "=" : "-";
       const line = lines[at - 1] ?? `[beyond the first 6 MB: read_file shows it, offset=${at}]`;
-      const end = mark !== "-" && isDefinition(line) ? endOf(lines, at) : at;
+      const end = mark !== "-" && isDefinition(line) ? (outline.ends[at] ?? at) : at;
       const gap = whole ? `… [offset=${before + 1}]\n` : context > 0 && "…\n";
       const start = i === 0 ? `${display(open.name)}\n` : (before < at - 1 && gap) || "";
       const row = `${at}${end > at ? `-${end}` : ""}${mark} ${excerpt(line, spot?.column)}`;
@@ -1040,13 +1036,13 @@ const OUTLINED_LINES = 20_000;
 const MATCH_CHARACTERS = 300;
 
 /** The lines around the matches: so many, or the whole definitions, as far as there is room. */
-function linesNear(lines: string[], owners: number[], query: Wanted): Set<number> {
+function linesNear(lines: string[], outline: Outline, query: Wanted): Set<number> {
   const [near, done] = [new Set(query.some), new Set<number>()];
   const context = Math.min(query.context, MAX_CONTEXT);
   let room = query.bytes;
   for (const at of query.some) {
     const parts = [[at - context, at + context]];
-    const [from, to] = query.whole ? wholeAround(lines, owners, at) : [at, at];
+    const [from, to] = query.whole ? wholeAround(lines, outline, at) : [at, at];
     if (to - from < WHOLE_LINES && !done.has(to)) parts.push([from, to]);
     if (to - from >= WHOLE_LINES && near.size < WHOLE_LINES)
       parts.push([from, from + 9], [at - 20, at + 20], [to, to]);
@@ -1074,9 +1070,13 @@ function excerpt(line: string, column = 1): string {
 
 // --- Definitions -------------------------------------------------------------------------------
 
-/** For each line, by its index, the line of the innermost definition that it stands in, or 0. There
- * is no parser: a definition is a line that looks like one and has less indentation. */
-export function enclosing(lines: string[]): number[] {
+/** What a file's lines stand in: by the index of a line, the line of the innermost definition, or 0;
+ * by the line of a definition, its last one. */
+export type Outline = { owners: number[]; ends: number[] };
+
+/** The definitions of a file. There is no parser: a definition is a line that looks like one, and
+ * has less indentation than what stands in it. */
+export function enclosing(lines: string[]): Outline {
   // The lines that the current one is indented below; who owns them is told when it is needed.
   const open: { at: number; depth: number; last: string; owner?: number }[] = [];
   const ownerOf = (level: number): number => {
@@ -1085,72 +1085,67 @@ export function enclosing(lines: string[]): number[] {
     entry.owner ??= isDefinition(lines[entry.at - 1] ?? "") ? entry.at : ownerOf(level - 1);
     return entry.owner;
   };
-  return lines.map((line, i) => {
+  const ends: number[] = [];
+  let end = 0;
+  const close = (level: number) => {
+    for (const { at } of open.splice(level)) ends[at] = end;
+  };
+  const owners = lines.map((line, i) => {
     const depth = indentOf(line);
     const level = open.findLastIndex((entry) => entry.depth < depth);
     const owner = ownerOf(level);
     if (ASIDE.test(line)) return owner;
-    // "} else {" and ") {" go on with what stands above at the same depth.
-    const isCloser = CLOSER.test(line);
     const [above] = open.slice(level + 1, level + 2);
-    if (above && !isCloser && isInBlock(line, above)) return ownerOf(level + 1);
-    const isSame = isCloser && above?.depth === depth && GOES_ON.test(line);
-    open.length = isSame ? level + 2 : level + 1;
+    const isCloser = CLOSER.test(line);
+    const block = open.findLastIndex((one) => one.depth >= depth && BLOCK_START.test(one.last));
+    const isInside = isInBlock(line, open[block]);
+    // "} else {" and ") {" go on with what stands above at the same depth.
+    const isSame = isCloser && above?.depth === depth;
+    if (!isInside) close(isSame ? level + 2 : level + 1);
+    end = i + 1;
+    if (isInside) return ownerOf(block);
     if (isSame) above.last = line;
-    else if (!isCloser) open.push({ at: i + 1, depth, last: line });
+    if (isSame && ENDS.test(line) && !GOES_ON.test(line)) close(level + 1);
+    if (!isCloser) open.push({ at: i + 1, depth, last: line });
     return owner;
   });
+  if (lines.length < OUTLINED_LINES) close(0);
+  return { owners, ends };
 }
 const indentOf = (line = "") => line.search(/\S|$/);
 /** Comments, labels and empty lines may stand at the margin anywhere. */
 const ASIDE = /^\s*(?:#|\/\/|\/?\*|--|\w+:\s*$|$)/;
 
-/** The definitions around a line, going by `enclosing`: the outermost, and the innermost two. */
-export function definitionsAround(owners: number[], at: number): number[] {
+/** The definitions around a line: the outermost, and the innermost two. */
+export function definitionsAround({ owners }: Outline, at: number): number[] {
   const heads: number[] = [];
   for (let line = at; owners[line - 1]; line = heads[0] ?? 0) heads.unshift(owners[line - 1] ?? 0);
   return heads.length > 3 ? [...heads.slice(0, 1), ...heads.slice(-2)] : heads;
-}
-
-/** The last line of a definition by its head: of what is indented below it, or what closes it. */
-export function endOf(lines: string[], head: number): number {
-  const depth = indentOf(lines[head - 1]);
-  let [end, last] = [head, lines[head - 1] ?? ""];
-  for (let at = head + 1; at <= Math.min(lines.length, head + OUTLINED_LINES); at++) {
-    const line = lines[at - 1] ?? "";
-    const isCloser = indentOf(line) === depth && CLOSER.test(line);
-    if (isCloser) last = line;
-    if (isCloser || (indentOf(line) > depth && line.trim())) end = at;
-    else if (!ASIDE.test(line) && !isInBlock(line, { depth, last })) return end;
-    if (isCloser && !GOES_ON.test(line) && !BODY.test(lines[at] ?? "")) return end;
-  }
-  return end;
 }
 /** "}" or Ruby's "end"; also what stands between two parts of one definition. */
 const CLOSER =
   /^\s*(?:[)\]}{]|(?:end|else|rescue|ensure|where)\b(?!\s*[=(.,])|(?:private|protected)\s*$)/;
 const GOES_ON =
   /(?:[{([:,=\\]|=>|->)\s*(?:(?:\/\/|#).*)?$|^\s*(?:else|rescue|ensure|where|private|protected)\b/;
-const BODY = /^\s*(?:\{|where\b)/;
-/** Whether a line with no more indentation than a block is yet inside, such as a text at the margin:
- * the block's brace, or Ruby's "def f", is closed at its depth. */
-function isInBlock(line: string, { depth, last }: { depth: number; last: string }): boolean {
-  if (!BLOCK_START.test(last)) return false;
-  if (indentOf(line) < depth) return !CLOSER.test(line);
-  return !isDefinition(line) || !/[{(,)=;:]$/.test(line);
+const ENDS = /^\s*(?:\}|end\b)/;
+/** Whether a line that is no deeper than a block is yet inside, as a text at the margin is: a brace,
+ * or Ruby's "def f", is closed at its depth. */
+function isInBlock(line: string, block?: { depth: number }): boolean {
+  if (!block || CLOSER.test(line)) return false;
+  return indentOf(line) < block.depth || !isDefinition(line) || !/[{(,)=;:]$/.test(line);
 }
 const BLOCK_START =
-  /(?:^|[\w)>"'\]]|=>)\s*\{(?:\s*\/[/*].*)?$|^\s*(?:def|class|module) (?:[^:;,({]|::)+(?:\([^(]*\))?$/;
+  /(?:^|[\w)>"'\]])\s*\{(?:\s*\/[/*].*)?$|^\s*(?:def|class|module) (?:[^:;,({]|::)+(?:\([^(]*\))?$/;
 
 /** The lines of the innermost definition around a line, with what stands directly above its head;
  * where there is none, those of the paragraph. */
-export function wholeAround(lines: string[], owners: number[], at: number): [number, number] {
+function wholeAround(lines: string[], outline: Outline, at: number): [number, number] {
   const below = lines.slice(at - 1, at + 50).findIndex((line) => !ABOVE.test(line)) + at;
   const self = isDefinition(lines[below - 1] ?? "") ? [below] : [];
   // What closes the parameters stands in what the line above stands in.
-  if (CLOSER.test(lines[at - 1] ?? "")) self.push(owners[at - 2] ?? 0);
-  for (const head of [...self, ...definitionsAround(owners, at).reverse()]) {
-    const [from, to] = head ? [startOf(lines, head), endOf(lines, head)] : [0, 0];
+  if (CLOSER.test(lines[at - 1] ?? "")) self.push(outline.owners[at - 2] ?? 0);
+  for (const head of [...self, ...definitionsAround(outline, at).reverse()]) {
+    const [from, to] = [startOf(lines, head), outline.ends[head] ?? 0];
     if (from <= at && at <= to) return [from, to];
   }
   let [from, to] = [at, at];

@@ -408,10 +408,12 @@ test("a file made to be slow does not hold up a search", async () => {
       "\n",
     ),
     "closers.ts": `f(\n${" }\n".repeat(100_000)}  needle\n`.repeat(2),
+    "above.ts": `${"// needle\n".repeat(50_000)}function f() {\n${"  {\nneedle\n".repeat(50_000)}`,
     "spaces.ts": `${`${" ".repeat(290)}x\n`.repeat(1500)}${" ".repeat(290)}needle\n`,
   });
   const start = performance.now();
   await search(agent, "needle");
+  await search(agent, "needle", { whole: true });
   // It would take minutes if each line were compared with each.
   assert.ok(performance.now() - start < 15_000, `${performance.now() - start} ms`);
 });
@@ -694,17 +696,18 @@ test("of more matches than are shown, definitions come first, and the rest is to
   const agent = await agentWith({
     ...Object.fromEntries(Array.from({ length: 8 }, (_, i) => [`plugins/p${i}.js`, uses(20)])),
     "app.js": uses(300),
+    "a.test.js": 'it("has a needle", function (needle) {\n});\n'.repeat(10),
     "z/core.js": `${uses(30)}function needle(a) {\n  return a;\n}\n`,
   });
   const { text } = await search(agent, "needle");
-  assert.match(text, /^z\/core\.js\n31-33: function needle\(a\) \{\napp\.js\n1: needle/);
+  assert.match(text, /^z\/core\.js\n31-33: function needle\(a\) \{\na\.test\.js\n1-2: it/);
   const [, first, rest] =
-    /\[first (\d+) matches of 491 in 10 files; others: (.*); narrow/.exec(text) ?? [];
+    /\[first (\d+) matches of 501 in 11 files; others: (.*); narrow/.exec(text) ?? [];
   assert.equal(first, "100");
-  assert.match(rest ?? "", /^275 in app\.js, 86 in plugins\/, 30 in z\/core\.js$/);
+  assert.match(rest ?? "", /^275 in app\.js, 96 in plugins\/, 30 in z\/core\.js$/);
   // So it is, too, where the definition is shown whole.
   const whole = await search(agent, "needle", { whole: true });
-  assert.match(whole.text, /^z\/core\.js\n31-33: .*\n32- {3}return a;\n33- \}\napp\.js\n/);
+  assert.match(whole.text, /^z\/core\.js\n31-33: .*\n32- {3}return a;\n33- \}\na\.test\.js\n/);
 });
 
 test("a match in a long file is told the class it stands in, however deep", async () => {
