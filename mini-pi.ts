@@ -203,7 +203,8 @@ const listFiles = tool({
     const shown = await insideOnes(agent.root, files.slice(0, MAX_ENTRIES));
     const none = stops.length > 0 ? "None so far." : `No file matches ${glob}. ${TO_ESCAPE}`;
     const list = listing(shown.map(display), files.length) || none;
-    if (links.length > 0) notes.push(`[links, not followed: ${few(links)}]`);
+    const unfollowed = few(await insideOnes(agent.root, links.slice(0, 100)));
+    if (unfollowed) notes.push(`[links, not followed: ${unfollowed}]`);
     return { text: [list, ...stops, ...notes].join("\n") };
   },
 });
@@ -748,7 +749,8 @@ function ripgrep({ agent, signal }: Where, args: string[]) {
   const stops = once(child, "close").then(
     ([code]): string => {
       if (code === 2) return "not all of it may be read";
-      return code > 2 || (code === null && !child.killed) ? "stopped for its memory" : "";
+      if (child.killed) return "stopped as it found too much";
+      return code > 2 || code === null ? "stopped for its memory" : "";
     },
     () => (signal.aborted ? "stopped for its time" : "ripgrep could not be run"),
   );
@@ -807,7 +809,7 @@ function walkRoot({ agent, signal }: Where): Promise<RootWalk> {
     const namesOf = (some: disk.Dirent[]) =>
       some.map(({ parentPath, name }) => relativeName(root, path.join(parentPath, name)));
     const odd = few(namesOf(entries.filter(({ name }) => RULES.test(name))));
-    const links = namesOf(entries.filter((entry) => entry.isSymbolicLink()));
+    const links = namesOf(entries.filter((entry) => entry.isSymbolicLink())).sort();
     const [rules, modules] = [odd ? ["--no-ignore"] : [], await submodules(agent)];
     const args = ["--files", ...rules, ...placeArgs("", ...modules)];
     const note = `[no ignore rules are obeyed, as this is no regular file: ${odd}]`;
@@ -849,22 +851,23 @@ async function walk(where: Place): Promise<Walk & { args: string[] }> {
   const places = placeArgs(place, ...all.modules.filter(isBelow));
   const args = [...(isOwn ? ["--no-ignore", ...globs] : all.rules), ...places];
   const own = isOwn ? await filesBelow(where, ["--files", "--sort=path", ...args]) : undefined;
-  const error = own?.files.length === 0 && (await complaint(where, ["--regexp=", ...globs]));
+  const { files: fit, stops: reasons } = own ?? { files: below, stops: [] };
+  const error = fit.length === 0 && (await complaint(where, ["--regexp=", ...globs]));
   if (error) throw new Error(error);
-  const visible = new Set(isIgnored ? own?.files : below);
-  const files = (own?.files ?? below).filter((file) => visible.has(file));
+  const visible = new Set(isIgnored ? fit : below);
+  const files = fit.filter((file) => visible.has(file));
   // The entries that hold no file to search are named, if the glob fits one; their rules are not.
   const top = (file: string) => file.slice(start.length).split("/", 1)[0] ?? "";
   const tops = new Set([".git"]);
   for (const file of below) if (!tops.has(top(file)) && !isSecret(agent, file)) tops.add(top(file));
-  const fits = new Set(own?.files.map(top));
+  const fits = new Set(fit.map(top));
   if (/^\*|^[^/]*$/.test(plain)) fits.add("node_modules");
   const isLeft = (one: disk.Dirent) =>
     (one.isFile() || one.isDirectory()) && !tops.has(one.name) && (!plain || fits.has(one.name));
   const left = few((await entriesIn(agent.root, full)).filter(isLeft).map(({ name }) => name));
   const note = `[left out, as ignored, secret, empty or unreadable: ${left}]`;
   const notes = [...all.notes, ...(left ? [note] : [])];
-  const stops = [...all.stops, ...(own?.stops ?? [])];
+  const stops = [...new Set([...all.stops, ...reasons])];
   return { files, args, stops, notes, links: all.links.filter(isBelow) };
 }
 const escapeGlob = (name: string) => name.replace(/[*?[\]{}!\\]/g, "\\$&");
@@ -928,8 +931,7 @@ async function find(args: string[], [query, files, hits]: [Query, Set<string>, H
     hit.spots.set(Number(at), { column: Number(column), isHead });
     if (files.has(`${file}`) && !isSecret(query.agent, `${file}`)) hits.set(`${file}`, hit);
   }
-  const isOver = run.child.killed && !query.signal.aborted;
-  return isOver ? ["[stopped at 2 MB of matches: there are more]"] : run.notes;
+  return run.notes;
 }
 const MAX_OUTPUT = 2 * 1024 ** 2;
 const PLACE = /\.\/([^\0]*)\0(\d+):(\d+):([^\n]*)\n/g;
@@ -1070,7 +1072,7 @@ function excerpt(line: string, column = 1): string {
 
 // --- Definitions -------------------------------------------------------------------------------
 
-/** What a file's lines stand in: by the index of a line, the line of the innermost definition, or 0;
+/** What a file's lines stand in: by a line's index, the line of the innermost definition, or 0; and
  * by the line of a definition, its last one. */
 export type Outline = { owners: number[]; ends: number[] };
 
@@ -1128,7 +1130,7 @@ const CLOSER =
 const GOES_ON =
   /(?:[{([:,=\\]|=>|->)\s*(?:(?:\/\/|#).*)?$|^\s*(?:else|rescue|ensure|where|private|protected)\b/;
 const ENDS = /^\s*(?:\}|end\b)/;
-/** Whether a line that is no deeper than a block is yet inside, as a text at the margin is: a brace,
+/** Whether a line that is no deeper than a block is yet inside, like a text at the margin: a brace,
  * or Ruby's "def f", is closed at its depth. */
 function isInBlock(line: string, block?: { depth: number }): boolean {
   if (!block || CLOSER.test(line)) return false;

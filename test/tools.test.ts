@@ -1474,7 +1474,10 @@ test("what a glob takes as a sign can be escaped, as a glob without a match says
 test("a recursive listing names the links that it does not follow", async () => {
   const agent = await agentWith({ "src/a.ts": "needle\n", "lib/b.ts": "needle\n" });
   symlinkSync("../lib", path.join(agent.root, "src/link"));
+  // Where one leads outside, there is nothing to follow.
+  symlinkSync("..", path.join(agent.root, "src/out"));
+  symlinkSync("../..", path.join(agent.root, "src/far"));
   const { text } = await list(agent, ".", "**/*.ts");
-  assert.equal(text, "lib/b.ts\nsrc/a.ts\n[links, not followed: src/link]");
+  assert.equal(text, "lib/b.ts\nsrc/a.ts\n[links, not followed: src/link, src/out]");
   assert.equal((await list(agent, "lib", "*.ts")).text, "lib/b.ts");
 });
