@@ -925,8 +925,8 @@ async function find(args: string[], [query, files, hits]: [Query, Set<string>, H
   for (const [, bytes = "", at, column, line = ""] of output.matchAll(PLACE)) {
     const file = Buffer.from(bytes, "latin1");
     const hit = hits.get(`${file}`) ?? { file, spots: new Map() };
-    // What stands in a text or in parameters is not what is defined; Go has a receiver before it.
-    const before = line.slice(0, Number(column) - 1).replace(/^func \([^)]*\)/, "");
+    // What stands in a text or in parameters is not what is defined: not "func (c *C) f", "pub(x)".
+    const before = line.slice(0, Number(column) - 1).replace(/(?:func |pub)\([^)]*\)/, "");
     const isHead = isDefinition(line) && !/["'`(=]/.test(before);
     hit.spots.set(Number(at), { column: Number(column), isHead });
     if (files.has(`${file}`) && !isSecret(query.agent, `${file}`)) hits.set(`${file}`, hit);
@@ -1047,7 +1047,7 @@ function linesNear(lines: string[], outline: Outline, query: Wanted): Set<number
     const [from, to] = query.whole ? wholeAround(lines, outline, at) : [at, at];
     if (to - from < WHOLE_LINES && !done.has(to)) parts.push([from, to]);
     if (to - from >= WHOLE_LINES && near.size < WHOLE_LINES)
-      parts.push([from, from + 9], [at - 20, at + 20], [to, to]);
+      parts.push([from, from + 9], [Math.max(from, at - 20), Math.min(to, at + 20)], [to, to]);
     done.add(to);
     for (const [first = 0, last = 0] of parts) {
       const part = lines.slice(Math.max(0, first - 1), last);

@@ -558,18 +558,34 @@ end`,
     `
 function f() { // FROM
   const text = \`
-at the margin, for all to read;
+There is a class of texts at the margin
+which end nothing
 \`;
   HIT
 } // TO
 function g() {}`,
   ],
   [
+    "a text at the margin that is itself the match",
+    `
+class A {
+  f() { // FROM
+    const text = \`
+at the HIT
+\`;
+    b();
+  } // TO
+
+  g() {}
+}`,
+  ],
+  [
     "a table at the margin",
     `
 A = 1
 
-RESERVED: set[str] = frozenset([ # FROM
+# FROM
+RESERVED: set[str] = frozenset([
     "a",
     "HIT",
 ]) # TO
@@ -625,6 +641,9 @@ describe("a search for the whole shows exactly", () => {
   for (const [what, source] of WHOLE)
     test(what, async () => {
       const lines = source.trimStart().split("\n");
+      // A definition is no paragraph.
+      const last = lines.findIndex((line) => line.includes("TO"));
+      if (!/paragraph|single/.test(what)) lines.splice(last, 0, "");
       const at = (mark: string) => 1 + lines.findIndex((line) => line.includes(mark));
       const agent = await agentWith({ a: lines.join("\n") });
       const { text } = await search(agent, "HIT", { whole: true });
@@ -698,16 +717,21 @@ test("of more matches than are shown, definitions come first, and the rest is to
     "app.js": uses(300),
     "a.test.js": 'it("has a needle", function (needle) {\n});\n'.repeat(10),
     "z/core.js": `${uses(30)}function needle(a) {\n  return a;\n}\n`,
+    "z/more.rs": "pub(crate) struct needle {\n}\n",
+    "z/some.go": "func (a *A) needle() {\n}\n",
   });
   const { text } = await search(agent, "needle");
-  assert.match(text, /^z\/core\.js\n31-33: function needle\(a\) \{\na\.test\.js\n1-2: it/);
+  assert.match(
+    text,
+    /^z\/core\.js\n31-33: function needle\(a\) \{\nz\/more\.rs\n1-2: .*\nz\/some\.go\n1-2: .*\na\.test\.js\n1-2: it/,
+  );
   const [, first, rest] =
-    /\[first (\d+) matches of 501 in 11 files; others: (.*); narrow/.exec(text) ?? [];
+    /\[first (\d+) matches of 503 in 13 files; others: (.*); narrow/.exec(text) ?? [];
   assert.equal(first, "100");
-  assert.match(rest ?? "", /^275 in app\.js, 96 in plugins\/, 30 in z\/core\.js$/);
+  assert.match(rest ?? "", /^275 in app\.js, 98 in plugins\/, 30 in z\/core\.js$/);
   // So it is, too, where the definition is shown whole.
   const whole = await search(agent, "needle", { whole: true });
-  assert.match(whole.text, /^z\/core\.js\n31-33: .*\n32- {3}return a;\n33- \}\na\.test\.js\n/);
+  assert.match(whole.text, /^z\/core\.js\n31-33: .*\n32- {3}return a;\n33- \}\nz\/more/);
 });
 
 test("a match in a long file is told the class it stands in, however deep", async () => {
