@@ -187,8 +187,9 @@ const text = (description: string) => Type.Optional(Type.String({ description })
 const count = (description: string) => Type.Optional(Type.Integer({ minimum: 0, description }));
 const WHERE = { path: text("default: ."), glob: text("such as **/*.ts") };
 const PAGE = { path: Type.String(), offset: count("first line"), limit: count("at most 400") };
-const CASE = { ignoreCase: Type.Optional(Type.Boolean()) };
-const QUERY = { pattern: Type.String(), ...CASE, context: count("lines around"), ...WHERE };
+const flag = (description: string) => Type.Optional(Type.Boolean({ description }));
+const HOW = { whole: flag("all of the definition"), ignoreCase: Type.Optional(Type.Boolean()) };
+const QUERY = { pattern: Type.String(), ...HOW, context: count("lines, at most 20"), ...WHERE };
 /** Types `execute` by the schema beside it. */
 const tool = <P extends TSchema>(definition: AgentTool<P>) => definition;
 
@@ -201,10 +202,13 @@ const listFiles = tool({
     if (!(await fs.lstat(full)).isDirectory()) throw new Error("That is a file: use read_file.");
     if (!glob) return { text: await listDirectory(agent, full) };
     const place = relativeName(agent.root, full);
-    const { files, notes } = await walk({ agent, place, glob, signal });
+    const { files, stops, notes, links } = await walk({ agent, place, glob, signal });
     const shown = await insideOnes(agent.root, files.slice(0, MAX_ENTRIES));
-    const list = listing(shown.map(display), files.length) || `No file matches ${glob}.`;
-    return { text: [list, ...notes].join("\n") };
+    const none = stops.length > 0 ? "None so far." : `No file matches ${glob}. ${TO_ESCAPE}`;
+    const list = listing(shown.map(display), files.length) || none;
+    const unfollowed = few(await insideOnes(agent.root, links.slice(0, 100)));
+    if (unfollowed) notes.push(`[links, not followed: ${unfollowed}]`);
+    return { text: [list, ...stops, ...notes].join("\n") };
   },
 });
 
@@ -228,7 +232,7 @@ const readFile = tool({
       if (isBinary(file.head)) return { text: binary };
       const bytes = Math.min(PAGE_BYTES, model.contextWindow);
       const part = { first: offset || 1, bytes, isCounted: true, signal };
-      return readPage(file, part, Math.min(limit || PAGE_LINES, PAGE_LINES));
+      return readPage(file, part, limit || Number.POSITIVE_INFINITY);
     });
   },
 });
@@ -240,14 +244,15 @@ const PICTURE =
 
 const searchFiles = tool({
   name: "search_files",
-  description: 'Find lines that match a regular expression, and what they stand in ("9= class A").',
+  description:
+    'Find lines that match a regular expression, and what they stand in ("9-40= class").',
   parameters: Type.Object(QUERY, CLOSED),
-  async execute(agent, { path: given, glob = "", context = 0, ...asked }, signal) {
+  async execute(agent, { path: given, ...asked }, signal) {
     const place = relativeName(agent.root, await insideRoot(agent, given || "."));
-    const query = { ignoreCase: false, ...asked, glob, context: Math.min(context, 20) };
-    return search({ agent, place, signal, ...query });
+    return search({ agent, place, signal, ...PLAIN_QUERY, ...asked });
   },
 });
+const PLAIN_QUERY = { ignoreCase: false, whole: false, glob: "", context: 0 };
 
 export const defaultTools: AgentTool[] = [listFiles, readFile, searchFiles];
 
@@ -532,7 +537,7 @@ function parseJson(text: string) {
 }
 
 /** What bytes say that should be UTF-8: stray ones are replaced, another encoding is guessed. */
-function decode(bytes: Buffer): { text: string; note: string } {
+function decode(bytes: Buffer): { text: string; note: string; encoding?: string } {
   const text = new TextDecoder().decode(bytes, { stream: true });
   const odd = text.indexOf("\ufffd");
   // A part of a long text tells enough.
@@ -543,7 +548,9 @@ function decode(bytes: Buffer): { text: string; note: string } {
   const known = /^(gb|big5|shift|euc|koi8|windows|iso-8859).*/i;
   const guess = known.exec(chardet.detect(bytes.subarray(0, PAGE_BYTES)) ?? "")?.[0];
   const decoder = new TextDecoder(guess ?? "windows-1252");
-  return { text: decoder.decode(bytes), note: `; not UTF-8, read as ${decoder.encoding} by guess` };
+  const { encoding } = decoder;
+  const note = `; not UTF-8, read as ${encoding} by guess`;
+  return { text: decoder.decode(bytes), note, encoding };
 }
 
 // --- Files -------------------------------------------------------------------------------------
@@ -613,15 +620,18 @@ async function firstBytes(handle: fs.FileHandle, length: number): Promise<Buffer
 /** Where to begin, how much to take, and whether to read on from there to count the lines. */
 type Part = { first: number; bytes: number; isCounted: boolean; signal: AbortSignal };
 
-/** One page: the lines from `first` on that fit in `bytes`, and the file's line count. */
+/** One page: the lines from `first` on that fit in `bytes`, and the file's line count, as far as it
+ * can be counted in 5 s. Only "\n" ends a line. */
 async function pageOf({ handle, head, size }: OpenFile, part: Part) {
   const { first, bytes, isCounted, signal } = part;
   const utf16 = UTF16.test(head) && new TextDecoder(head[0] === "\xff" ? "utf-16le" : "utf-16be");
   const buffer = Buffer.alloc(Math.min(256 * 1024, Math.max(4096, size)));
   const kept: Buffer[] = [];
-  let [at, room, ended, isOpen] = [0, bytes, 0, false];
-  for (let read = -1; read !== 0 && (isCounted || room >= 0); at += read) {
-    signal.throwIfAborted();
+  const enough = within(COUNT_MS, signal);
+  let [at, room, ended, isOpen, isMore] = [0, bytes, 0, false, false];
+  for (let read = -1; read !== 0 && !isMore && (isCounted || room >= 0); at += read) {
+    isMore = enough.aborted && room < 0 && bytes > 0;
+    if (!isMore) signal.throwIfAborted();
     read = (await handle.read(buffer, 0, buffer.length, at)).bytesRead;
     const plain = buffer.subarray(0, read);
     const chunk = utf16 ? Buffer.from(utf16.decode(plain, { stream: true })) : plain;
@@ -633,26 +643,28 @@ async function pageOf({ handle, head, size }: OpenFile, part: Part) {
     if (ended + 1 >= first) room -= chunk.length - start;
     if (chunk.length > 0) isOpen = chunk.at(-1) !== 10;
   }
-  const { text, note } = decode(Buffer.concat(kept));
+  const { text, ...about } = decode(Buffer.concat(kept));
   const lines = text.split(/\r?\n|\r$/);
   // Half a line, or nothing behind the last line break.
   if (lines.length > 1 && (room < 0 || lines.at(-1) === "")) lines.pop();
-  return { lines, total: ended + (isOpen ? 1 : 0), note };
+  return { lines, total: ended + (isOpen && !isMore ? 1 : 0), isMore, ...about };
 }
+const COUNT_MS = 5000;
 
 /** Numbered lines, and the way on. */
 async function readPage(file: OpenFile, part: Part, wanted: number): Promise<ToolOutput> {
-  const { lines, total, note } = await pageOf(file, part);
+  const { lines, total, isMore, note } = await pageOf(file, part);
   const { first, bytes } = part;
   const name = cut(display(file.name), 1000);
   if (total === 0) return { text: `${name} (empty file, 0 bytes)` };
   if (first > total) throw new Error(`${name} has ${total} lines; ${first} is past its end.`);
   const row = (line: string, i: number) => `${first + i}\t${cut(line, LINE_CHARACTERS, LINE_CUT)}`;
-  const rows = fitting(lines.slice(0, wanted).map(row), bytes);
+  const rows = fitting(lines.slice(0, Math.min(wanted, PAGE_LINES)).map(row), bytes);
   const last = first + rows.length - 1;
+  const all = `${isMore ? "more than " : ""}${total}`;
   const way = `offset=${last + 1} reads on; search_files finds a place in it]`;
-  if (last < total) rows.push(`[lines ${first}-${last} of ${total}; ${way}`);
-  const text = [`${name} (${total} lines${note})`, ...rows].join("\n");
+  if (rows.length < wanted && last < total) rows.push(`[lines ${first}-${last} of ${all}; ${way}`);
+  const text = [`${name} (${all} lines${note})`, ...rows].join("\n");
   return { text, shown: { [file.name]: [[first, last]] } };
 }
 const LINE_CHARACTERS = 2000;
@@ -744,7 +756,8 @@ function ripgrep({ agent, signal }: Where, args: string[]) {
   const stops = once(child, "close").then(
     ([code]): string => {
       if (code === 2) return "not all of it may be read";
-      return code > 2 || (code === null && !child.killed) ? "stopped for its memory" : "";
+      if (child.killed) return "stopped as it found too much";
+      return code > 2 || code === null ? "stopped for its memory" : "";
     },
     () => (signal.aborted ? "stopped for its time" : "ripgrep could not be run"),
   );
@@ -761,44 +774,61 @@ async function complaint(where: Where, args: string[]): Promise<string> {
   return cut(said.replace(/^rg: |\n\n[\s\S]*/g, "").trim(), 500);
 }
 
-/** The regular files below that no rule hides, and a note if the walk was stopped. */
+/** The files that ripgrep names, which no rule hides; and a note if it was stopped. */
 async function filesBelow(where: Where, args: string[]) {
-  const { out, notes } = ripgrep(where, ["--files", "--null", ...args]);
+  const { out, notes } = ripgrep(where, ["--null", ...args]);
   const names = `${Buffer.from(await textOf(out), "latin1")}`.split("\0").slice(0, -1);
-  return { files: names.map((name) => name.slice("./".length)), notes: await notes };
+  return { files: [...new Set(names.map((name) => name.slice("./".length)))], stops: await notes };
 }
 
-/** ripgrep's last arguments: what is never walked, and the place to walk. */
-const placeArgs = (place: string) => ["--glob=!.git", "--glob=!node_modules", "--", `./${place}`];
+/** ripgrep's last arguments: what is never walked, and the places to walk. */
+const placeArgs = (...places: string[]) =>
+  ["--glob=!.git", "--glob=!node_modules", "--"].concat(places.map((place) => `./${place}`));
 
-/** Ignore files that are no regular files: ripgrep would follow a link out, or wait at a FIFO. */
-async function oddRules(directory: string, signal: AbortSignal): Promise<string[]> {
-  const found: string[] = [];
+/** Links, which are not followed, and ignore files that are no regular files: ripgrep would follow
+ * such a link out, or wait at a FIFO. */
+async function oddEntries(directory: string, signal: AbortSignal, found: disk.Dirent[] = []) {
   if (signal.aborted) return found;
   for (const entry of await fs.readdir(directory, { withFileTypes: true }).catch(() => [])) {
-    const full = path.join(directory, entry.name);
-    if (/^\.(git|rg)?ignore$/.test(entry.name) && !entry.isFile()) found.push(full);
+    const isOdd = RULES.test(entry.name) && !entry.isFile();
+    if (isOdd || entry.isSymbolicLink()) found.push(entry);
     if (entry.isDirectory() && !/^(\.git|node_modules)$/.test(entry.name))
-      found.push(...(await oddRules(full, signal)));
+      await oddEntries(path.join(directory, entry.name), signal, found);
   }
   return found;
+}
+const RULES = /^\.(git|rg)?ignore$/;
+
+/** The directories of git submodules, which the rules of the repository around are not about. */
+async function submodules(agent: Agent): Promise<string[]> {
+  const start = async ({ handle }: OpenFile) => `${await firstBytes(handle, PAGE_BYTES)}`;
+  const text = await withFile(agent, path.join(agent.root, ".gitmodules"), start).catch(() => "");
+  const named = text.split("\n").flatMap((line) => /^\s*path\s*= *(.*\w)/.exec(line)?.[1] ?? []);
+  const inside = await insideOnes(agent.root, named.slice(0, 100).map(path.posix.normalize));
+  return inside.filter((name) => name !== "." && !isSecret(agent, name));
 }
 
 /** All files of the root that no rule hides. One walk serves the calls of a reply. */
 function walkRoot({ agent, signal }: Where): Promise<RootWalk> {
   const { root, messages, walked } = agent;
   if (walked && walked.messages === messages.length && messages.length > 0) return walked.walk;
-  const walk = oddRules(root, signal).then(async (odd) => {
-    const rules = odd.length > 0 ? ["--no-ignore"] : [];
-    const { files, notes } = await filesBelow({ agent, signal }, [...rules, ...placeArgs("")]);
-    const names = few(odd.map((file) => relativeName(root, file)));
-    if (names) notes.push(`[no ignore rules are obeyed, as this is no regular file: ${names}]`);
-    return { files, notes, rules };
+  const walk = oddEntries(root, signal).then(async (entries) => {
+    const namesOf = (some: disk.Dirent[]) =>
+      some.map(({ parentPath, name }) => relativeName(root, path.join(parentPath, name)));
+    const odd = few(namesOf(entries.filter(({ name }) => RULES.test(name))));
+    const links = namesOf(entries.filter((entry) => entry.isSymbolicLink())).sort();
+    const [rules, modules] = [odd ? ["--no-ignore"] : [], await submodules(agent)];
+    const args = ["--files", ...rules, ...placeArgs("", ...modules)];
+    const note = `[no ignore rules are obeyed, as this is no regular file: ${odd}]`;
+    const found = await filesBelow({ agent, signal }, args);
+    return { ...found, notes: odd ? [note] : [], rules, modules, links };
   });
   agent.walked = { messages: messages.length, walk };
   return walk;
 }
-type RootWalk = { files: string[]; notes: string[]; rules: string[] };
+type RootWalk = Walk & { rules: string[]; modules: string[] };
+/** Files; links beside them; why there may be more; what else there is to know. */
+type Walk = { files: string[]; links: string[]; stops: string[]; notes: string[] };
 
 /** The names of all files in so many ms; none if that fails. */
 async function namesIn(agent: Agent, ms: number): Promise<string[]> {
@@ -808,27 +838,16 @@ async function namesIn(agent: Agent, ms: number): Promise<string[]> {
 
 /** The files below a place that a glob fits and no rule hides, and the arguments to search them.
  * Throws if the glob is none. ripgrep's globs go before its rules, so each is asked for alone. */
-async function walk(where: Place): Promise<{ files: string[]; args: string[]; notes: string[] }> {
+async function walk(where: Place): Promise<Walk & { args: string[] }> {
   const { agent, place, glob } = where;
   const full = path.join(agent.root, place);
-  const named = { files: [place], args: placeArgs(place), notes: [] };
+  const named = { files: [place], args: placeArgs(place), stops: [], notes: [], links: [] };
   // A file that may not be read is refused by its name.
   if (!(await fs.lstat(full)).isDirectory()) return withFile(agent, full, async () => named);
   const all = await walkRoot(where);
   const start = place && `${place}/`;
-  const below = all.files.filter((file) => file.startsWith(start));
-  // The entries that hold no file to search are named; their rules are not.
-  const tops = new Set([".git"]);
-  for (const file of below) {
-    const top = file.slice(start.length).split("/", 1)[0] ?? "";
-    if (!tops.has(top) && !isSecret(agent, file)) tops.add(top);
-  }
-  const kinds = (await entriesIn(agent.root, full)).filter(
-    (one) => one.isFile() || one.isDirectory(),
-  );
-  const left = few(kinds.flatMap(({ name }) => (tops.has(name) ? [] : name)));
-  const note = `[left out, as ignored, secret, empty or unreadable: ${left}]`;
-  const notes = left ? [...all.notes, note] : all.notes;
+  const isBelow = (name: string) => name.startsWith(start);
+  const below = all.files.filter(isBelow);
   // A glob is meant from the place on, or from the root.
   const plain = glob.replace(/^(\.\/)+/, "");
   const meant = plain.startsWith("!") ? [plain] : [plain, escapeGlob(start) + plain];
@@ -836,88 +855,156 @@ async function walk(where: Place): Promise<{ files: string[]; args: string[]; no
   // A directory that is ignored itself is walked where it is named.
   const isIgnored = below.length === 0 && place !== "";
   const isOwn = globs.length > 0 || isIgnored;
-  const args = [...(isOwn ? ["--no-ignore", ...globs] : all.rules), ...placeArgs(place)];
-  if (!isOwn) return { files: below, args, notes };
-  const { files } = await filesBelow(where, ["--sort=path", ...args]);
-  const error = files.length === 0 && (await complaint(where, ["--regexp=", ...globs]));
+  const places = placeArgs(place, ...all.modules.filter(isBelow));
+  const args = [...(isOwn ? ["--no-ignore", ...globs] : all.rules), ...places];
+  const own = isOwn ? await filesBelow(where, ["--files", "--sort=path", ...args]) : undefined;
+  const { files: fit, stops: reasons } = own ?? { files: below, stops: [] };
+  const error = fit.length === 0 && (await complaint(where, ["--regexp=", ...globs]));
   if (error) throw new Error(error);
-  const visible = new Set(isIgnored ? files : below);
-  return { files: files.filter((file) => visible.has(file)), args, notes };
+  const visible = new Set(isIgnored ? fit : below);
+  const files = fit.filter((file) => visible.has(file));
+  // The entries that hold no file to search are named, if the glob fits one; their rules are not.
+  const top = (file: string) => file.slice(start.length).split("/", 1)[0] ?? "";
+  const tops = new Set([".git"]);
+  for (const file of below) if (!tops.has(top(file)) && !isSecret(agent, file)) tops.add(top(file));
+  const fits = new Set(fit.map(top));
+  if (/^\*|^[^/]*$/.test(plain)) fits.add("node_modules");
+  const isLeft = (one: disk.Dirent) =>
+    (one.isFile() || one.isDirectory()) && !tops.has(one.name) && (!plain || fits.has(one.name));
+  const left = few((await entriesIn(agent.root, full)).filter(isLeft).map(({ name }) => name));
+  const note = `[left out, as ignored, secret, empty or unreadable: ${left}]`;
+  const notes = [...all.notes, ...(left ? [note] : [])];
+  const stops = [...new Set([...all.stops, ...reasons])];
+  return { files, args, stops, notes, links: all.links.filter(isBelow) };
 }
 const escapeGlob = (name: string) => name.replace(/[*?[\]{}!\\]/g, "\\$&");
 
-type Query = Place & { pattern: string; context: number; ignoreCase: boolean; invalid?: string };
+type Query = Place & typeof PLAIN_QUERY & { pattern: string; invalid?: string };
 
 /** The lines that match, by file and within bounds, and what there is to know of the rest. */
 async function search(query: Query): Promise<ToolOutput> {
   const { pattern, ignoreCase, invalid } = query;
-  const { files, args, notes } = await walk(query);
+  const { files, args, stops, notes } = await walk(query);
   const wanted = ["--crlf", ignoreCase ? "-i" : "-s", `--regexp=${pattern}`];
   if (invalid) wanted.push("-F");
-  const run = ripgrep(query, [...PLACES, ...wanted, ...args]);
-  const { texts, ...details } = await matchesIn(run, new Set(files), query);
+  const [hits, known]: [Hits, Set<string>] = [new Map(), new Set(files)];
+  const runs = [[...wanted, ...args]];
+  for (const [encoding = "", odd] of await encodings(query, known, args))
+    if (encoding) runs.push([...wanted, `--encoding=${encoding}`, ...placeArgs(...odd)]);
+    else notes.push(`[not searched, as they are not UTF-8: ${few(odd)}]`);
+  for (const run of runs) stops.push(...(await find(run, [query, known, hits])));
+  const { texts, ...details } = await shownOf(hits, query, known.size > 1);
   if (texts.length === 0 && !/^[\w ./-]*$/.test(pattern)) {
     const error = await complaint(query, wanted);
     if (error && invalid) throw new Error(error);
     const why = cut(error.split("error: ").at(-1) ?? "", 200);
     if (error) return search({ ...query, invalid: why });
   }
-  const none = files.length > 0 ? "Secret ones are not searched." : NO_FILES;
-  if (texts.length === 0) texts.push(`No match in ${files.length} files. ${none}`);
+  const none = files.length > 0 ? "Secret and binary ones are not searched." : NO_FILES;
+  const place = stops.length > 0 ? "what was looked at" : `${files.length} files`;
+  if (texts.length === 0) texts.push(`No match in ${place}. ${none}`);
   if (invalid) texts.unshift(`[no valid regular expression (${invalid}), so taken literally]`);
-  return { text: [...texts, ...new Set([...(await run.notes), ...notes])].join("\n"), ...details };
+  if (query.context > MAX_CONTEXT) notes.push(`[context: at most ${MAX_CONTEXT} lines]`);
+  return { text: [...texts, ...new Set([...stops, ...notes])].join("\n"), ...details };
 }
 /** ripgrep is to print the number and the column of a line that matches, however long it is. Our
  * reader decides what is binary. */
-const PLACES = "--null --with-filename --column --max-columns=1 --sort=path --text".split(" ");
-const NO_FILES = "None is there, or the glob matches none.";
+const PLACES = "--null --with-filename --column --max-columns=300 --sort=path --text".split(" ");
+const TO_ESCAPE = "A \\ takes *, ?, [, ], { and } as they are.";
+const NO_FILES = `None is there, or the glob matches none. ${TO_ESCAPE}`;
+const MAX_CONTEXT = 20;
 
-/** Where a file matches, as ripgrep counts lines and bytes: the first places, and all of them. */
-type Hits = { file: Buffer; places: [line: number, column: number][]; total: number };
+/** Where files match, as ripgrep counts lines and bytes; and whether the match is defined there. */
+type Hits = Map<string, FileHits>;
+type FileHits = { file: Buffer; spots: Map<number, { column: number; isHead: boolean }> };
 /** A line of a result: a definition around a match, a match, or one near it. */
 type Row = { name: string; at: number; mark: "=" | ":" | "-"; text: string };
 
-/** What ripgrep finds in these files, up to the bounds; then how much there is. */
-async function matchesIn(run: ReturnType<typeof ripgrep>, files: Set<string>, query: Query) {
+/** Adds what ripgrep finds in these files, up to a bound; gives a note if there may be more. */
+async function find(args: string[], [query, files, hits]: [Query, Set<string>, Hits]) {
+  const run = ripgrep(query, [...PLACES, ...args]);
   let output = "";
   for await (const chunk of run.out) {
     output += chunk;
     if (output.length > MAX_OUTPUT) run.child.kill("SIGKILL");
   }
-  const hits = new Map<string, Hits>();
-  // "./src/a.ts\0" and "12:5:", and what stands for the line.
-  for (const found of output.matchAll(/\.\/([^\0]*)\0(\d+):(\d+):[^\n]*\n/g)) {
-    const file = Buffer.from(found[1] ?? "", "latin1");
-    const known = hits.get(`${file}`) ?? { file, places: [], total: 0 };
-    if (known.total++ < MAX_MATCHES) known.places.push([Number(found[2]), Number(found[3])]);
-    if (files.has(`${file}`) && !isSecret(query.agent, `${file}`)) hits.set(`${file}`, known);
+  // "./src/a.ts\0" and "12:5:", and the line, if it is not long.
+  for (const [, bytes = "", at, column, line = ""] of output.matchAll(PLACE)) {
+    const file = Buffer.from(bytes, "latin1");
+    const hit = hits.get(`${file}`) ?? { file, spots: new Map() };
+    // What stands in a text or in parameters is not what is defined: not "func (c *C) f", "pub(x)".
+    const before = line.slice(0, Number(column) - 1).replace(/(?:func |pub)\([^)]*\)/, "");
+    const isHead = isDefinition(line) && !/["'`(=]/.test(before);
+    hit.spots.set(Number(at), { column: Number(column), isHead });
+    if (files.has(`${file}`) && !isSecret(query.agent, `${file}`)) hits.set(`${file}`, hit);
   }
-  const rows: Row[] = [];
-  let room = MAX_MATCHES;
-  for (const [name, { places, ...found }] of hits) {
-    if (room === 0) break;
-    const first = places.slice(0, Math.min(room, files.size > 1 ? MATCHES_A_FILE : room));
-    const all = await rowsOf({ ...found, places: first }, query).catch(() => []);
-    // What is binary, or holds a private key, is no match.
-    if (all.length === 0) hits.delete(name);
-    rows.push(...all);
-    room -= all.filter(isMatch).length;
-  }
-  const texts = rows.map(({ text }) => text);
-  const fit = fitting(texts, SEARCH_BYTES);
-  const told = rows.slice(0, fit.length);
-  const details = { shown: linesOf(told), matches: linesOf(told.filter(isMatch)) };
-  if (room > 0 && told.length === rows.length) return { texts: fit, ...details };
-  const total = [...hits.values()].reduce((sum, found) => sum + found.total, 0);
-  const all = `${run.child.killed ? "at least " : ""}${total} in ${hits.size} files`;
-  const first = told.filter(isMatch).length;
-  const more = `[first ${first} matches of ${all}; narrow the pattern or pass path or glob]`;
-  return { texts: first < total ? [...fit, more] : fit, ...details };
+  return run.notes;
 }
-const MAX_OUTPUT = 1024 ** 2;
+const MAX_OUTPUT = 2 * 1024 ** 2;
+const PLACE = /\.\/([^\0]*)\0(\d+):(\d+):([^\n]*)\n/g;
+
+/** Files that are no UTF-8, by the encoding that they are read in, for ripgrep to search them so;
+ * and those that are too many. Without a wildcard, ASCII is found by its bytes. */
+async function encodings({ agent, signal, pattern }: Query, files: Set<string>, args: string[]) {
+  if (!/[^\0-\x7f]|(?<!\\)\.|\\[WwSDpPux]|\[\^/.test(pattern)) return [];
+  const found = await filesBelow({ agent, signal }, ["-l", "--text", `-e${NOT_UTF8}`, ...args]);
+  const odd = found.files.filter((name) => files.has(name)).sort();
+  const part = { first: 1, bytes: SEARCHED_BYTES, isCounted: false, signal };
+  const read = async (open: OpenFile) => (await pageOf(open, part)).encoding ?? "utf-8";
+  const some: string[] = [];
+  for (const name of odd.slice(0, 200))
+    some.push(await withFile(agent, path.join(agent.root, name), read).catch(() => "utf-8"));
+  return Map.groupBy(odd, (_, i) => some[i]);
+}
+const NOT_UTF8 = String.raw`(?-u:[\xc0-\xff](?:[^\x80-\xbf]|$)|(?:^|[\x00-\x7f])[\x80-\xbf])`;
+
+/** What there is to show of the hits, within bounds; of many, definitions come first. */
+async function shownOf(hits: Hits, query: Query, areMany: boolean) {
+  const bound = query.whole ? WHOLE_BYTES : SEARCH_BYTES;
+  const count = () => [...hits.values()].reduce((sum, { spots }) => sum + spots.size, 0);
+  const isOver = query.whole || count() > MATCHES_A_FILE;
+  const [rows, told]: [Row[], Set<string>] = [[], new Set()];
+  const textsSoFar = () => rows.map(({ text }) => text);
+  let room = MAX_MATCHES;
+  for (const isFirst of [true, false]) {
+    // Beside definitions of what is searched, those that only use it are worth less.
+    const limit = isFirst || rows.length === 0 ? bound : USES_BYTES;
+    for (const [name, hit] of hits) {
+      const next = [...hit.spots].filter(
+        ([at, { isHead }]) => (isOver && isHead) === isFirst && !told.has(`${at}:${name}`),
+      );
+      const some = next.slice(0, areMany ? Math.min(room, MATCHES_A_FILE) : room).map(([at]) => at);
+      if (some.length === 0) continue;
+      const bytes = limit - Buffer.byteLength(textsSoFar().join("\n"));
+      const found = await rowsOf(hit, { ...query, some, bytes }).catch(() => []);
+      // What is binary, or holds a private key, is no match.
+      if (found.length === 0) hits.delete(name);
+      for (const { at } of found) told.add(`${at}:${name}`);
+      rows.push(...found);
+      room -= found.length > 0 ? some.length : 0;
+    }
+  }
+  const texts = fitting(textsSoFar(), bound);
+  const shown = rows.slice(0, texts.length);
+  const details = { shown: linesOf(shown), matches: linesOf(shown.filter(isMatch)) };
+  const left = [...hits].flatMap(([name, { spots }]) =>
+    Array<string>(spots.size).fill(name).slice(details.matches[name]?.length),
+  );
+  const byPlace = [...Map.groupBy(left, path.posix.dirname)].map(([directory, all]) => {
+    const place = all[0] === all.at(-1) ? `${all[0]}` : `${directory}/`;
+    return `${all.length} in ${display(place)}`;
+  });
+  const rest = few(byPlace.sort((a, b) => Number.parseInt(b, 10) - Number.parseInt(a, 10)));
+  const total = count();
+  const more = `[first ${total - left.length} matches of ${total} in ${hits.size} files; others: `;
+  return { texts: rest ? [...texts, `${more}${rest}; ${NARROW}]`] : texts, ...details };
+}
 const MAX_MATCHES = 100;
 const MATCHES_A_FILE = 25;
 const SEARCH_BYTES = 20 * 1024;
+const WHOLE_BYTES = 32 * 1024;
+const USES_BYTES = 4 * 1024;
+const NARROW = "narrow the pattern or pass path or glob";
 const isMatch = ({ mark }: Row) => mark === ":";
 const linesOf = (rows: Row[]): Lines => {
   const byName = [...Map.groupBy(rows, ({ name }) => name)];
@@ -926,35 +1013,60 @@ const linesOf = (rows: Row[]): Lines => {
 
 /** The lines to show of a file, with the heads of the definitions that they stand in. ripgrep only
  * tells where to look: each line is what our own reader finds there, so no race leads outside. */
-function rowsOf({ file, places, total }: Hits, { agent, context, signal }: Query): Promise<Row[]> {
+function rowsOf({ file, spots }: FileHits, query: Wanted): Promise<Row[]> {
+  const { agent, signal, some, whole, context } = query;
   // By its bytes: a name that is no UTF-8 cannot be opened by what is shown of it.
   const full = Buffer.concat([Buffer.from(`${agent.root}${path.sep}`), file]);
   return withFile(agent, full, async (open) => {
     if (isBinary(open.head)) return [];
     const part = { first: 1, bytes: SEARCHED_BYTES, isCounted: false, signal };
     const { lines } = await pageOf(open, part);
-    const owners = enclosing(lines.slice(0, OUTLINED_LINES));
-    const columns = new Map(places);
-    const heads = new Set(places.flatMap(([at]) => definitionsAround(owners, at)));
-    const near = new Set([...heads, ...columns.keys()]);
-    for (const [at] of places) for (let i = at - context; i <= at + context; i++) near.add(i);
-    const isThere = (at: number) => columns.has(at) || lines[at - 1] !== undefined;
+    const outline = enclosing(lines.slice(0, OUTLINED_LINES));
+    const heads = new Set(some.flatMap((at) => definitionsAround(outline, at)));
+    const near = new Set([...heads, ...linesNear(lines, outline, query)]);
+    const isThere = (at: number) => spots.has(at) || lines[at - 1] !== undefined;
     const all = [...near].filter(isThere).sort((a, b) => a - b);
-    const rows = all.map((at): Row => {
-      const mark = columns.has(at) ? ":" : heads.has(at) ? "=" : "-";
+    return all.map((at, i): Row => {
+      const [spot, before = at] = [spots.get(at), all[i - 1]];
+      const mark = spot ? ":" : heads.has(at) ? "=" : "-";
       const line = lines[at - 1] ?? `[beyond the first 6 MB: read_file shows it, offset=${at}]`;
-      return { name: open.name, at, mark, text: `${at}${mark} ${excerpt(line, columns.get(at))}` };
+      const end = mark !== "-" && isDefinition(line) ? (outline.ends[at] ?? at) : at;
+      const gap = whole ? `… [offset=${before + 1}]\n` : context > 0 && "…\n";
+      const start = i === 0 ? `${display(open.name)}\n` : (before < at - 1 && gap) || "";
+      const row = `${at}${end > at ? `-${end}` : ""}${mark} ${excerpt(line, spot?.column)}`;
+      return { name: open.name, at, mark, text: start + row };
     });
-    const [first, last] = [rows[0], rows.at(-1)];
-    if (first) first.text = `${display(open.name)}\n${first.text}`;
-    const less = `\n[first ${places.length} of ${total} matches in this file]`;
-    if (last && places.length < total) last.text += less;
-    return rows;
   });
 }
+/** The matches of a file to show, and how. */
+type Wanted = Query & { some: number[]; bytes: number };
 const SEARCHED_BYTES = 6 * 1024 ** 2;
 const OUTLINED_LINES = 20_000;
 const MATCH_CHARACTERS = 300;
+
+/** The lines around the matches: so many, or the whole definitions, as far as there is room. */
+function linesNear(lines: string[], outline: Outline, query: Wanted): Set<number> {
+  const [near, done] = [new Set(query.some), new Set<number>()];
+  const context = Math.min(query.context, MAX_CONTEXT);
+  let room = query.bytes;
+  for (const at of query.some) {
+    const parts = [[at - context, at + context]];
+    const [from, to] = query.whole ? wholeAround(lines, outline, at) : [at, at];
+    if (to - from < WHOLE_LINES && !done.has(to)) parts.push([from, to]);
+    if (to - from >= WHOLE_LINES && near.size < WHOLE_LINES)
+      parts.push([from, from + 9], [Math.max(from, at - 20), Math.min(to, at + 20)], [to, to]);
+    done.add(to);
+    for (const [first = 0, last = 0] of parts) {
+      const part = lines.slice(Math.max(0, first - 1), last);
+      const bytes = part.reduce((sum, { length }) => sum + Math.min(length, 300) + 8, 0);
+      if (bytes > room) continue;
+      room -= bytes;
+      for (let i = first; i <= last; i++) near.add(i);
+    }
+  }
+  return near;
+}
+const WHOLE_LINES = 150;
 
 /** A line or, if it is long, its part around a column, which counts bytes from 1. */
 function excerpt(line: string, column = 1): string {
@@ -967,60 +1079,129 @@ function excerpt(line: string, column = 1): string {
 
 // --- Definitions -------------------------------------------------------------------------------
 
-/** For each line, by its index, the line of the innermost definition that it stands in, or 0. There
- * is no parser: a definition is a line that looks like one and has less indentation. */
-export function enclosing(lines: string[]): number[] {
+/** What a file's lines stand in: by a line's index, the line of the innermost definition, or 0; and
+ * by the line of a definition, its last one. */
+export type Outline = { owners: number[]; ends: number[] };
+
+/** The definitions of a file. There is no parser: a definition is a line that looks like one, and
+ * has less indentation than what stands in it. */
+export function enclosing(lines: string[]): Outline {
   // The lines that the current one is indented below; who owns them is told when it is needed.
-  const open: { at: number; depth: number; owner?: number }[] = [];
+  const open: { at: number; depth: number; last: string; owner?: number }[] = [];
   const ownerOf = (level: number): number => {
     const entry = open[level];
     if (!entry) return 0;
     entry.owner ??= isDefinition(lines[entry.at - 1] ?? "") ? entry.at : ownerOf(level - 1);
     return entry.owner;
   };
-  return lines.map((line, i) => {
+  const ends: number[] = [];
+  let end = 0;
+  const close = (level: number) => {
+    for (const { at } of open.splice(level)) ends[at] = end;
+  };
+  const owners = lines.map((line, i) => {
     const depth = indentOf(line);
     const level = open.findLastIndex((entry) => entry.depth < depth);
     const owner = ownerOf(level);
     if (ASIDE.test(line)) return owner;
+    const [above] = open.slice(level + 1, level + 2);
+    const isCloser = CLOSER.test(line);
+    const block = open.findLastIndex((one) => one.depth >= depth && BLOCK_START.test(one.last));
+    const isInside = isInBlock(line, open[block]);
     // "} else {" and ") {" go on with what stands above at the same depth.
-    const isCloser = /^\s*[)\]}{]/.test(line);
-    open.length = isCloser && open[level + 1]?.depth === depth ? level + 2 : level + 1;
-    if (!isCloser) open.push({ at: i + 1, depth });
+    const isSame = isCloser && above?.depth === depth;
+    if (!isInside) close(isSame ? level + 2 : level + 1);
+    end = i + 1;
+    if (isInside) return ownerOf(block);
+    if (isSame) above.last = line;
+    if (isSame && ENDS.test(line) && !GOES_ON.test(line)) close(level + 1);
+    if (!isCloser) open.push({ at: i + 1, depth, last: line });
     return owner;
   });
+  if (lines.length < OUTLINED_LINES) close(0);
+  return { owners, ends };
 }
 const indentOf = (line = "") => line.search(/\S|$/);
 /** Comments, labels and empty lines may stand at the margin anywhere. */
 const ASIDE = /^\s*(?:#|\/\/|\/?\*|--|\w+:\s*$|$)/;
 
-/** The innermost three definitions around a line, going by `enclosing`; the outer ones first. */
-export function definitionsAround(owners: number[], at: number): number[] {
+/** The definitions around a line: the outermost, and the innermost two. */
+export function definitionsAround({ owners }: Outline, at: number): number[] {
   const heads: number[] = [];
-  for (let line = at; heads.length < 3 && owners[line - 1]; line = heads[0] ?? 0)
-    heads.unshift(owners[line - 1] ?? 0);
-  return heads;
+  for (let line = at; owners[line - 1]; line = heads[0] ?? 0) heads.unshift(owners[line - 1] ?? 0);
+  return heads.length > 3 ? [...heads.slice(0, 1), ...heads.slice(-2)] : heads;
+}
+/** "}" or Ruby's "end"; also what stands between two parts of one definition. */
+const CLOSER =
+  /^\s*(?:[)\]}{]|(?:end|else|rescue|ensure|where)\b(?!\s*[=(.,])|(?:private|protected)\s*$)/;
+const GOES_ON =
+  /(?:[{([:,=\\]|=>|->)\s*(?:(?:\/\/|#).*)?$|^\s*(?:else|rescue|ensure|where|private|protected)\b/;
+const ENDS = /^\s*(?:\}|end\b)/;
+/** Whether a line that is no deeper than a block is yet inside, like a text at the margin: a brace,
+ * or Ruby's "def f", is closed at its depth. */
+function isInBlock(line: string, block?: { depth: number }): boolean {
+  if (!block || CLOSER.test(line)) return false;
+  return indentOf(line) < block.depth || !isDefinition(line) || !/[{(,)=;:]$/.test(line);
+}
+const BLOCK_START =
+  /(?:^|[\w)>"'\]])\s*\{(?:\s*\/[/*].*)?$|^\s*(?:def|class|module) (?:[^:;,({]|::)+(?:\([^(]*\))?$/;
+
+/** The lines of the innermost definition around a line, with what stands directly above its head;
+ * where there is none, those of the paragraph. */
+function wholeAround(lines: string[], outline: Outline, at: number): [number, number] {
+  const below = lines.slice(at - 1, at + 50).findIndex((line) => !ABOVE.test(line)) + at;
+  const self = isDefinition(lines[below - 1] ?? "") ? [below] : [];
+  // What closes the parameters stands in what the line above stands in.
+  if (CLOSER.test(lines[at - 1] ?? "")) self.push(outline.owners[at - 2] ?? 0);
+  for (const head of [...self, ...definitionsAround(outline, at).reverse()]) {
+    const [from, to] = [startOf(lines, head), outline.ends[head] ?? 0];
+    if (from <= at && at <= to) return [from, to];
+  }
+  let [from, to] = [at, at];
+  while (lines[from - 2]?.trim() && from > at - WHOLE_LINES) from -= 1;
+  while (lines[to]?.trim() && to < at + WHOLE_LINES) to += 1;
+  return [from, to];
 }
 
+/** The line where decorators, attributes and comments begin that stand directly above a head. */
+function startOf(lines: string[], head: number): number {
+  const depth = indentOf(lines[head - 1]);
+  let from = head;
+  for (let at = head - 1; at > head - 60 && lines[at - 1]?.trim(); at--) {
+    const line = lines[at - 1] ?? "";
+    if (indentOf(line) === depth && ABOVE.test(line)) from = at;
+    else if (indentOf(line) <= depth && !/^\s*\}?[)\]]|\*\/\s*$/.test(line)) break;
+  }
+  return from;
+}
+/** A decorator, an attribute, a comment, but no directive of C; a type on a line of its own. */
+const ABOVE =
+  /^\s*(?:@|#(?!\s*(?:include|if|el|end|def|undef))|\/\/|\/?\*|--|\[\w|(static|void|int)[\w\s*]*$)/;
+
 const KEYWORDS =
-  "function|class|interface|type|enum|namespace|module|struct|union|trait|impl|fn|func|fun|def|" +
-  "sub|object|protocol|extension|record|macro_rules!";
+  "function|class|@?interface|type|enum|namespace|module|mod|struct|union|trait|impl|fn|func|fun|" +
+  "def|sub|object|protocol|extension|record|macro_rules!";
 const CONTROL =
   "if|else|for|foreach|while|switch|case|default|when|catch|except|finally|try|do|return|throw|" +
-  "raise|await|yield|new|with|match|loop|unless|until|select|go|defer|elif|assert|super|this|self";
+  "raise|await|yield|new|with|match|loop|unless|until|select|go|defer|elif|assert|super|this|" +
+  "self|and|or|not|in|is";
 const PARAMETERS = String.raw`[^=;"'\x60#?()]*[\w$>\]]\s*\((?:[^()]|\([^()]*\))*\)`;
 const DEFINITION = new RegExp(
   String.raw`^\s*(?=[\w$~[]|#\w)(?!(?:${CONTROL})\b)(?:${[
     // export default class A; pub(crate) fn run<T>(; def self.run
     String.raw`(?:\w+(?:\([\w: ]*\))?\s+)*(?:${KEYWORDS})(?:\s*[<(*]|\s+[\w$&*("'])`,
     // export const run = async () => {; const names: string[] = [
-    String.raw`(?:\w+\s+)*(?:const|let|var|val)\s.*(?:=>|\bfunction\b|[{([]$)`,
+    String.raw`(?:\w+\s+)*(?:const|let|var|val|static|final)\s.*(?:=>|\bfunction\b|[{([=]$)`,
     // exports.run = function (; run: (a) => a; RESERVED_WORDS = [
     String.raw`[\w$.]+\s*(?:[:=]\s*(?:async\s*)?(?:function\b|\([^)]*\)\s*=>)|=\s*[{([]$)`,
     // static int main(String[] a) throws E {; int main(int argc)
     `${PARAMETERS}[^()=;,]*$`,
+    // static int run(int a,; List<String> names(
+    String.raw`(?:[\w<>[\],.?*&:~]+\s+)+[*&]*\w+\s*\((?:[^()=;"']|\([^()]*\))*$`,
     // describe("it", () => {; it "adds" do
     String.raw`[\w$.]+[\s(]\s*["'\x60].*(?:\{|\bdo)\s*$`,
+    // At the margin only, NAMES: set[str] = frozenset(; run(struct state *s,
+    String.raw`(?<=^)(?:[\w$.,*&:<>'[\] ]+=(?!=)[^;]*[{([]$|\w+\((?:\w+ )+\**\w+,[^()=;]*$)`,
   ].join("|")})`,
 );
 const isDefinition = (line: string) => line.length < 300 && DEFINITION.test(line);
@@ -1031,7 +1212,8 @@ const isDefinition = (line: string) => line.length < 300 && DEFINITION.test(line
 export const systemPrompt = (today = new Date()) => `\
 You are mini-pi. You answer questions about the code in one directory, which you can list, read and
 search, but neither change nor run.
-- Look before you answer; never guess what a file holds. Searching is the quickest way in.
+- Look before you answer; never guess what a file holds. The quickest way in is search_files with
+  whole: it shows the definitions around the matches, so that no file need be read.
 - Ask for several look-ups in one reply when they do not depend on each other.
 - Stop looking as soon as you know the answer.
 - Cite sources as \`path:line\` or \`path:start-end\`, only lines that a tool has shown you. Say so

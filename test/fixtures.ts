@@ -86,7 +86,13 @@ const given = (args: Given) =>
     Object.entries(args).flatMap(([name, value]) => (value === undefined ? [] : [[name, value]])),
   );
 
-export type Where = { path?: string; glob?: string; context?: number; ignoreCase?: boolean };
+export type Where = {
+  path?: string;
+  glob?: string;
+  context?: number;
+  ignoreCase?: boolean;
+  whole?: boolean;
+};
 
 export const list = (agent: Agent, path?: string, glob?: string) =>
   call(agent, "list_files", given({ path, glob }));

@@ -18,7 +18,7 @@ import { temporary, write } from "./fixtures.ts";
 const home = path.join(import.meta.dirname, "..");
 const source = readFileSync(path.join(home, "mini-pi.ts"), "utf8");
 const SENTENCE =
-  /(?<=^const (?:MADE_ALREADY|CUT_CALL|LAST_CALL|GO_ON|CUT_OFF|NO_ANSWER|WRONG_SOURCES|LINE_CUT|NO_FILES) = ")[^"\n]+(?=";$)|(?<=text: ")[^"\n]+(?=" \}\];$)|Not run: |No match in |left out, as ignored|\(nothing\)|the same calls again and again/gm;
+  /(?<=^const (?:MADE_ALREADY|CUT_CALL|LAST_CALL|GO_ON|CUT_OFF|NO_ANSWER|WRONG_SOURCES|LINE_CUT|TO_ESCAPE|NARROW) = ")[^"\n]+(?=";$)|(?<=text: ")[^"\n]+(?=" \}\];$)|Not run: |No match in |left out, as ignored|\(nothing\)|the same calls again and again/gm;
 
 /** The module with each sentence said in other words. */
 async function reworded(): Promise<typeof original> {

@@ -48,7 +48,7 @@ test("what may not be read is said to be so, and everything else is still found"
   assert.match(found.text, /^a\/x\.ts\n1: needle\nf\/x\.ts\n1: needle\ng\.ts\n1: needle\n\[/);
   const none = await search(on, "absent");
   assert.ok(!none.isError, none.text);
-  assert.match(none.text, /^No match in 5 files.*\n\[not all of it may be read/);
+  assert.match(none.text, /^No match in what was looked at.*\n\[not all of it may be read/);
   for (const { text } of [found, none]) {
     const [, names = ""] = /\n\[left out.*unreadable: (.*)\]$/.exec(text) ?? [];
     const left = names.split(", ").map((name) => name.replace(/\/$/, ""));
@@ -57,7 +57,8 @@ test("what may not be read is said to be so, and everything else is still found"
     assert.ok(!left.some((name) => /^(a|f|g\.ts)$/.test(name)), text);
   }
   const walked = (await list(on, ".", "*.ts")).text;
-  assert.match(walked, /^a\/x\.ts\ne\.ts\nf\/x\.ts\ng\.ts\n\[not all[\s\S]*: c\]/);
+  // Nobody knows whether the glob fits a file in there: the note on the walk says that.
+  assert.match(walked, /^a\/x\.ts\ne\.ts\nf\/x\.ts\ng\.ts\n\[not all of it may be read/);
   execFileSync("chmod", ["755", at("c")]);
   assert.equal(statSync(at("c")).mode & 0o777, 0o755);
 });

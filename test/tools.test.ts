@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import { execFileSync } from "node:child_process";
-import { mkdirSync, readFileSync, rmSync, symlinkSync, writeFileSync } from "node:fs";
+import { mkdirSync, readFileSync, rmSync, symlinkSync, truncateSync, writeFileSync } from "node:fs";
 import path from "node:path";
 import { test } from "node:test";
 import type { Agent } from "../mini-pi.ts";
@@ -260,9 +260,10 @@ test("offset and limit at, before and after the end give the line, or the number
       [...rowsOf((await read(agent, name, { offset: 2, limit: 2 })).text).keys()],
       [2, 3],
     );
-    assert.match(
+    assert.equal(
       (await read(agent, name, { offset: 2, limit: 2 })).text,
-      /\[lines 2-3 of 5; offset=4 reads on/,
+      `${name} (5 lines)\n2\t2\n3\t3`,
+      "nothing remains that was asked for",
     );
     assert.doesNotMatch((await read(agent, name, { offset: 4, limit: 2 })).text, /reads on/);
     for (const offset of [6, 100, 2 ** 31, Number.MAX_SAFE_INTEGER]) {
@@ -279,7 +280,8 @@ test("a page has at most 400 lines, also when more are asked for, and names its 
     "n401.txt": repeat(401, (i) => `${i}\n`),
   });
   assert.doesNotMatch((await read(agent, "n400.txt")).text, /reads on/);
-  for (const limit of [undefined, 400, 401, 100_000]) {
+  assert.doesNotMatch((await read(agent, "n401.txt", { limit: 400 })).text, /reads on/);
+  for (const limit of [undefined, 401, 100_000]) {
     const { text } = await read(agent, "n401.txt", { limit });
     assert.equal(rowsOf(text).size, 400);
     assert.match(
@@ -924,7 +926,7 @@ test("a rule that names a path holds below, too, where a search begins deeper th
 
 /** The names in the note on what a walk left out, without the slash of a directory. */
 function leftOut(text: string): string[] {
-  const [, names = ""] = /\n\[left out[^:]*: (.*)\]$/.exec(text) ?? [];
+  const [, names = ""] = /\n\[left out[^:]*: (.*)\]$/m.exec(text) ?? [];
   return names
     .split(", ")
     .map((name) => name.replace(/\/$/, ""))
@@ -951,16 +953,24 @@ test("a walk names the entries at its top of which it left out everything, and n
   symlinkSync("a.ts", path.join(agent.root, "link.ts"));
   const hidden = ["logs", "node_modules", "target", "x.log"];
   const shown = /a\.ts|some|deep|\*|!|[ab]\.log|gitignore/;
-  for (const { text } of [
-    await search(agent, "absent"),
-    await list(agent, ".", "*"),
-    await list(agent, ".", "*.none"),
-  ]) {
+  for (const { text } of [await search(agent, "absent"), await list(agent, ".", "*")]) {
     const names = leftOut(text);
     for (const name of hidden) assert.ok(names.includes(name), `${name}: ${text}`);
     assert.doesNotMatch(names.join(), shown, text);
   }
   assert.ok(leftOut((await search(agent, "absent")).text).includes(".env"));
+  // Of a glob, what it could match.
+  for (const [glob, expected] of [
+    ["*.log", "logs node_modules x.log"],
+    ["target/**", "target"],
+    ["some/*.none", ""],
+  ] as const)
+    assert.equal(
+      leftOut((await search(agent, "absent", { glob })).text)
+        .sort()
+        .join(" "),
+      expected,
+    );
   // Of a place below, what stands at its top.
   const below = leftOut((await search(agent, "absent", { path: "some" })).text);
   assert.deepEqual(below.sort(), ["a.log", "target"]);
@@ -1089,7 +1099,10 @@ test("no pattern is a flag, hangs the search or breaks it", async () => {
 test("a search without a match says what was not searched, and why a pattern was taken literally", async () => {
   const agent = await agentWith({ "a.ts": "one\n" });
   const none = await search(agent, "two", { glob: "*.ts,*.js" });
-  assert.equal(none.text, "No match in 0 files. None is there, or the glob matches none.");
+  assert.match(
+    none.text,
+    /^No match in 0 files. None is there, or the glob matches none. A \\ takes/,
+  );
   const literal = await search(agent, "(?<=x)one");
   assert.match(
     literal.text,
@@ -1159,12 +1172,12 @@ test("a file with many matches gives its count, and leaves room for the others",
     "c.ts": repeat(30, () => "needle\n"),
   });
   const { text } = await search(agent, "needle");
-  assert.match(text, /^\[first 25 of 500 matches in this file\]$/m);
+  assert.match(text, /^\[first 51 matches of 531 in 3 files; others: 480 in \.\/; narrow.*\]$/m);
   assert.match(text, /^b\.ts\n1: needle b$/m);
   assert.match(text, /^c\.ts$/m);
   assert.ok((text.match(/^\d+: /gm) ?? []).length <= 100);
   const { text: one } = await search(agent, "needle", { path: "a.ts" });
-  assert.match(one, /\[first 100 of 500 matches/);
+  assert.match(one, /\[first 100 matches of 500 in 1 files; others: 400 in a\.ts; narrow/);
   assert.equal(one.match(/^\d+: /gm)?.length, 100);
 });
 
@@ -1328,4 +1341,144 @@ test("no tool changes anything in the directory", async () => {
   ]);
   assert.equal(state(), before);
   assert.equal(readFileSync(path.join(agent.root, "a.ts"), "utf8"), "needle\n");
+});
+
+// ─── Bounds and searches that say what they left ───────────────────────────────────────────────
+
+test("a context beyond its bound is cut, and that is said; parts that are apart are separated", async () => {
+  const lines = repeat(200, (i) => (i % 60 === 30 ? "needle\n" : `${i}\n`));
+  const agent = await agentWith({ "a.txt": lines });
+  const { text } = await search(agent, "needle", { context: 50 });
+  assert.match(text, /^a\.txt\n10- 10\n/);
+  assert.equal(text.match(/^…$/gm)?.length, 2);
+  assert.match(text, /\n50- 50\n…\n70- 70\n/);
+  assert.match(text, /\n\[context: at most 20 lines\]$/);
+  assert.doesNotMatch((await search(agent, "needle", { context: 20 })).text, /context/);
+  assert.doesNotMatch((await search(agent, "needle")).text, /…/);
+});
+
+test("what a file holds that is not UTF-8 is found as it is read", async () => {
+  const source = (prose: string) => `int a;\n// ${prose}\n${`# ${prose}\n`.repeat(20)}`;
+  const files = Object.entries(PROSE).map(([encoding, prose]): [string, Buffer, string] => [
+    `src/${encoding}.c`,
+    Buffer.from(encode(source(prose), encoding)),
+    prose,
+  ]);
+  const [german, mixed] = ["Die Größe für alle, schön", "größe 中文 日本語"];
+  files.push(["src/short.c", Buffer.from(`int a;\n// ${german}\n`, "latin1"), german]);
+  files.push(["src/stray.c", Buffer.from([0xff, 10, ...Buffer.from(source(mixed))]), mixed]);
+  files.push(["src/marked.c", Buffer.from(`\ufeff${source(mixed)}`, "utf16le"), mixed]);
+  files.push(["src/nul.c", Buffer.from(source(`${"// plain\n".repeat(1000)}\0 ${mixed}`)), mixed]);
+  const agent = await agentWith(Object.fromEntries(files));
+  for (const [name, , prose] of files) {
+    const word = prose.match(/[^\0-\x7f]\p{L}+/u)?.[0] ?? "";
+    assert.ok(word, name);
+    for (const [i, pattern] of [
+      word,
+      word.replace(/^../u, ".."),
+      `[^a]${word.slice(1)}`,
+    ].entries()) {
+      const where = [{}, { path: name }, { glob: "*.c" }][i];
+      const { text } = await search(agent, pattern, where);
+      const [, at = "0", line] = new RegExp(`^${name}\n(\\d+): (.*)$`, "m").exec(text) ?? [];
+      const page = rowsOf((await read(agent, name, { offset: Number(at) })).text);
+      assert.ok(line, `${pattern} in ${name}: ${text}`);
+      assert.equal(page.get(Number(at)), line, `${pattern} in ${name}: ${text}`);
+    }
+  }
+  // Each line is counted once, though it is looked at twice.
+  const { text } = await search(agent, "int .;");
+  assert.equal(text.match(/^[12]: int a;/gm)?.length, files.length);
+  assert.doesNotMatch(text, /first|not searched/);
+});
+
+test("files that are not UTF-8 and too many to be searched are named", async () => {
+  const bytes = Buffer.from("// Die Größe für alle, schön\n", "latin1");
+  const agent = await agentWith(
+    Object.fromEntries(Array.from({ length: 205 }, (_, i) => [`f${100 + i}.c`, bytes])),
+  );
+  const { text } = await search(agent, "Größe");
+  assert.match(text, /\[first 100 matches of 200 in 200 files; others: 100 in \.\//);
+  assert.match(
+    text,
+    /\[not searched, as they are not UTF-8: f300\.c, f301\.c, f302\.c, f303\.c, f304\.c\]$/,
+  );
+});
+
+test("a walk and a search that were stopped say so, and never that there is nothing", async () => {
+  const agent = await agentWith({ "a.ts": "needle\n" });
+  const stopped = AbortSignal.abort();
+  for (const [name, args] of [
+    ["list_files", { glob: "*.ts" }],
+    ["search_files", { pattern: "needle" }],
+    ["search_files", { pattern: "größe", glob: "*.ts" }],
+  ] as const) {
+    const tool = agent.tools.find((one) => one.name === name);
+    const { text = "" } = (await tool?.execute(afresh(agent), args, stopped)) ?? {};
+    assert.match(text, /\[stopped for its time: there may be more\]/);
+    assert.doesNotMatch(text, /No file matches|No match in \d/);
+  }
+});
+
+test("a page of a file that is too large to be counted is shown, with that there is more", async () => {
+  const agent = await agentWith({ "log.txt": "0123456789 a line of some length\n".repeat(3000) });
+  truncateSync(path.join(agent.root, "log.txt"), 2 ** 42);
+  const tool = agent.tools.find(({ name }) => name === "read_file");
+  const signal = AbortSignal.timeout(500);
+  const { text = "" } = (await tool?.execute(agent, { path: "log.txt" }, signal)) ?? {};
+  const [first, ...rows] = text.split("\n");
+  assert.match(first ?? "", /^log\.txt \(more than 3000 lines/);
+  assert.match(rows.at(-1) ?? "", /^\[lines 1-400 of more than 3000; offset=401 reads on;/);
+});
+
+test("a submodule's files are not hidden by the rules around it, and no other place is opened so", async () => {
+  const agent = await agentWith({
+    ".gitignore": "*.log\ngen/\n/local/\n",
+    ".gitmodules": repeat(
+      6,
+      (i) =>
+        `[submodule "${i}"]\n\tpath = ${["vendor/lib", "../outside", ".git", ".", "/etc", "absent"][i - 1]}\n`,
+    ),
+    ".git/needle.log": "needle\n",
+    "a.log": "needle\n",
+    "vendor/lib/.git": "gitdir: ../../.git/modules/lib\n",
+    "vendor/lib/a.log": "needle\n",
+    "vendor/lib/gen/b.ts": "needle\n",
+    "vendor/lib/.gitignore": "own/\n",
+    "vendor/lib/own/c.ts": "needle\n",
+    "vendor/d.log": "needle\n",
+  });
+  write(path.join(agent.root, "..", "outside"), { "e.ts": "needle\n" });
+  const expected = ["vendor/lib/a.log", "vendor/lib/gen/b.ts"];
+  for (const where of [{}, { path: "vendor" }, { glob: "**/*.{log,ts}" }]) {
+    const { text } = await search(agent, "needle", where);
+    const files = text.split("\n").filter((line) => /^[\w./]+\.(log|ts)$/.test(line));
+    assert.deepEqual(files.sort(), expected, text);
+  }
+  const listed = (await list(agent, ".", "**/*.{log,ts}")).text.split("\n");
+  assert.deepEqual(listed.filter((line) => !line.startsWith("[")).sort(), expected);
+});
+
+test("what a glob takes as a sign can be escaped, as a glob without a match says", async () => {
+  const agent = await agentWith({ "[x]/a{1}.ts": "needle\n" });
+  for (const { text } of [
+    await list(agent, ".", "[x]/*.ts"),
+    await search(agent, "needle", { glob: "[x]/*.ts" }),
+  ])
+    assert.match(text, /A \\ takes \*, \?, \[, \], \{ and \} as they are\./);
+  const [named] = (await list(agent, ".", "\\[x\\]/*.ts")).text.split("\n");
+  assert.equal(named, "[x]/a{1}.ts");
+  for (const where of [{ path: named }, { path: "[x]" }, { glob: "\\[x\\]/a\\{1\\}.ts" }])
+    assert.equal((await search(agent, "needle", where)).text, "[x]/a{1}.ts\n1: needle");
+});
+
+test("a recursive listing names the links that it does not follow", async () => {
+  const agent = await agentWith({ "src/a.ts": "needle\n", "lib/b.ts": "needle\n" });
+  symlinkSync("../lib", path.join(agent.root, "src/link"));
+  // Where one leads outside, there is nothing to follow.
+  symlinkSync("..", path.join(agent.root, "src/out"));
+  symlinkSync("../..", path.join(agent.root, "src/far"));
+  const { text } = await list(agent, ".", "**/*.ts");
+  assert.equal(text, "lib/b.ts\nsrc/a.ts\n[links, not followed: src/link, src/out]");
+  assert.equal((await list(agent, "lib", "*.ts")).text, "lib/b.ts");
 });
