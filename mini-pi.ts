@@ -84,7 +84,8 @@ export interface AgentTool<P extends TSchema = TSchema> extends ai.Tool<P> {
 /** What a tool gives: text, a picture if need be, and what is known of the text. */
 export type ToolOutput = Details & { text: string; image?: ai.ImageContent };
 /** The lines of files that a result showed, and those that matched; why it lacks output. */
-export type Details = { shown?: Lines; matches?: Lines; withheld?: Withheld; isLate?: boolean };
+export type Details = { shown?: Lines; matches?: Lines; withheld?: Withheld } & Lacks;
+type Lacks = { isLate?: boolean; stops?: string[] };
 type Withheld = "repeat" | "refused" | "room";
 /** Line ranges, 1-based and inclusive, by file. */
 export type Lines = { [file: string]: [number, number][] };
@@ -112,8 +113,10 @@ export type AgentEvent =
 type CallId = { toolCallId: string; toolName: string };
 type Retry = { attempt: number; maxAttempts: number; delayMs: number; errorMessage: string };
 
-/** How a question ended; `message` is one line that says why, empty when it was answered. */
-export type Outcome = Ending & { answer: string; sources: Source[]; usage: Totals; turns: number };
+/** How a question ended; `message` is one line that says why, empty when it was answered;
+ * `doubt` why the answer has no ground in its sources, empty if it has. */
+export type Outcome = Ending & Sourced & { usage: Totals; turns: number };
+type Sourced = { answer: string; sources: Source[]; doubt: string };
 type Ending = { ended: "answered" | "limit" | "incomplete" | "error" | "aborted"; message: string };
 /** Tokens of a number of replies, `input` with the `cached` ones; `cost` in dollars. */
 export type Totals = { input: number; cached: number; output: number; cost: number };
@@ -432,9 +435,10 @@ const isRefusal = ({ rawStopReason = "" }: Reply) =>
 async function end(agent: Agent, run: Run, ending: Ending): Promise<Outcome> {
   const messages = agent.messages.slice(run.from);
   const answer = answerIn(messages);
-  const sources = await checkSources(agent, answer);
+  const sources = await checkSources(agent, answer, run.signal);
+  const doubt = run.signal.aborted ? "not checked to the end" : doubtOn(agent, sources);
   const turns = repliesIn(messages).length;
-  const outcome = { ...ending, answer, sources, usage: totalsOf(messages), turns };
+  const outcome = { ...ending, answer, sources, doubt, usage: totalsOf(messages), turns };
   agent.emit({ type: "agent_end", messages, willRetry: false, ...outcome });
   return outcome;
 }
@@ -468,7 +472,8 @@ async function verdict(agent: Agent, run: Run): Promise<Verdict> {
   const last = textIn(agent.messages.at(-1));
   const isPart = cutOffBefore(agent.messages, agent.messages.length - 1) >= 0;
   if (!last.trim() && !isPart) return { ...NO_ANSWER, remark: "no answer", demand: ANSWER_NOW };
-  const sources = await checkSources(agent, answerIn(agent.messages.slice(run.from)));
+  const answer = answerIn(agent.messages.slice(run.from));
+  const sources = await checkSources(agent, answer, run.signal);
   const wrong = sources.filter(({ state }) => state === "wrong").map(describeSource);
   if (wrong.length === 0) return ANSWERED;
   return { ...ANSWERED, remark: "wrong sources", demand: [WRONG_SOURCES, ...wrong].join("\n") };
@@ -728,7 +733,7 @@ async function likeNames(agent: Agent, name: string) {
   const fold = (file: string) => file.normalize("NFKC").replace(/[‘’]/g, "'");
   const wanted = fold(relativeName(agent.root, path.resolve(agent.root, name)));
   const depth = wanted.split("/").length;
-  const names = await namesIn(agent, 2000);
+  const names = await namesIn(agent, AbortSignal.timeout(2000));
   const starts = names.map((file) => file.split("/").slice(0, depth).join("/"));
   const like = starts.find((start) => fold(start) === wanted);
   const same = like && (await realInside(agent.root, path.join(agent.root, like)));
@@ -830,11 +835,9 @@ type RootWalk = Walk & { rules: string[]; modules: string[] };
 /** Files; links beside them; why there may be more; what else there is to know. */
 type Walk = { files: string[]; links: string[]; stops: string[]; notes: string[] };
 
-/** The names of all files in so many ms; none if that fails. */
-async function namesIn(agent: Agent, ms: number): Promise<string[]> {
-  const walk = walkRoot({ agent, signal: AbortSignal.timeout(ms) });
-  return (await walk.catch(() => ({ files: [] }))).files;
-}
+/** The names of all files; none if that fails. */
+const namesIn = async (agent: Agent, signal: AbortSignal): Promise<string[]> =>
+  (await walkRoot({ agent, signal }).catch(() => ({ files: [] }))).files;
 
 /** The files below a place that a glob fits and no rule hides, and the arguments to search them.
  * Throws if the glob is none. ripgrep's globs go before its rules, so each is asked for alone. */
@@ -905,7 +908,8 @@ async function search(query: Query): Promise<ToolOutput> {
   if (texts.length === 0) texts.push(`No match in ${place}. ${none}`);
   if (invalid) texts.unshift(`[no valid regular expression (${invalid}), so taken literally]`);
   if (query.context > MAX_CONTEXT) notes.push(`[context: at most ${MAX_CONTEXT} lines]`);
-  return { text: [...texts, ...new Set([...stops, ...notes])].join("\n"), ...details };
+  const text = [...texts, ...new Set([...stops, ...notes])].join("\n");
+  return { text, ...details, ...(stops.length > 0 && { stops }) };
 }
 /** ripgrep is to print the number and the column of a line that matches, however long it is. Our
  * reader decides what is binary. */
@@ -1633,7 +1637,7 @@ type Known = { shown: Lines; lengths: Lengths; signal: AbortSignal; walked?: Pro
 type Lengths = { [file: string]: Promise<number | string> };
 
 /** Looks at the citations in an answer; those that there was no time for are left out. */
-export async function checkSources(agent: Agent, answer: string): Promise<Source[]> {
+export async function checkSources(agent: Agent, answer: string, stop = agent.signal) {
   // Read off the results, it survives a resume. No prototype: a file may be named "constructor".
   const [shown, lengths]: [Lines, Lengths] = [Object.create(null), Object.create(null)];
   const results = agent.messages.filter((m) => m.role === "toolResult");
@@ -1641,7 +1645,7 @@ export async function checkSources(agent: Agent, answer: string): Promise<Source
     (shown[name] ??= []).push(...lines);
   const names = Object.keys(shown).map((name) => `/${name}`);
   const isShown = (name: string) => names.some((file) => endsIn(file, name));
-  const known: Known = { shown, lengths, signal: within(CHECK_MS, agent.signal) };
+  const known: Known = { shown, lengths, signal: within(CHECK_MS, stop) };
   const sources: Source[] = [];
   for (const cited of findCitations(answer, isShown).slice(0, MAX_CITATIONS)) {
     const source = await check(agent, cited, known);
@@ -1653,7 +1657,17 @@ export async function checkSources(agent: Agent, answer: string): Promise<Source
 const MAX_CITATIONS = 200;
 const CHECK_MS = 10_000;
 const EXTENSION = /\.[a-z_][\w-]*$/i;
+/** ../etc/passwd; ~/.bashrc; /etc/passwd, but not the route /users. */
+const OUTSIDE = /^(?:\.\.|~)\/|^\/.*\/|\/\.\.\//;
 const endsIn = (file: string, end: string) => [`/${end}`, ` ${end}`].some((e) => file.endsWith(e));
+
+/** Why an answer has no ground in its sources, or "". What finds nothing has nothing to cite. */
+function doubtOn({ messages }: Agent, sources: Source[]): string {
+  const looks = messages.flatMap((m) => (m.role === "toolResult" && !m.isError ? m : []));
+  if (looks.length === 0) return "answered without looking at any file";
+  const isShown = looks.some(({ details }) => Object.keys(details?.shown ?? {}).length > 0);
+  return isShown && sources.length === 0 ? "none cited" : "";
+}
 
 /** Looks at one citation: of the file at its path, or else of the only one whose path ends so. */
 async function check(agent: Agent, cited: Citation, known: Known): Promise<Source | undefined> {
@@ -1663,11 +1677,14 @@ async function check(agent: Agent, cited: Citation, known: Known): Promise<Sourc
   const near = (files: string[]) => files.filter((file) => endsIn(file, cited.path));
   const real = await realInside(root, path.resolve(root, cited.path));
   let names = real ? [relativeName(root, real)] : near(Object.keys(known.shown));
-  if (names.length === 0) names = near(await (known.walked ??= namesIn(agent, CHECK_MS)));
+  if (names.length === 0) names = near(await (known.walked ??= namesIn(agent, known.signal)));
   const [name, another] = names;
   if (another) return wrong("several files have this name");
   // "TCP/IP:80" has the form of a citation, but nobody misses the file.
-  if (!name) return EXTENSION.test(cited.path) ? wrong("no such file") : undefined;
+  const [top = "\0"] = /^[^/]+(?=\/)/.exec(cited.path) ?? [];
+  const isHere = await fs.lstat(path.join(root, top)).catch(() => undefined);
+  const isMeant = isHere || EXTENSION.test(cited.path) || OUTSIDE.test(cited.path);
+  if (!name) return isMeant ? wrong("no such file in the directory") : undefined;
   const part = { first: 1, bytes: 0, isCounted: true, signal: known.signal };
   const count = async (file: OpenFile) => (await pageOf(file, part)).total;
   const measure = () => withFile(agent, path.join(root, name), count);
@@ -2081,7 +2098,7 @@ export function printText(io: Io, agent: Agent, how: { isQuiet?: boolean; isTalk
   return (event: AgentEvent) => {
     show(event);
     if (event.type === "turn_start") wait(`${agent.model.id} thinks`);
-    if (event.type === "tool_execution_start") tell(`${event.toolName} ${inLine(event.args)}`);
+    tellCalls(agent, event, tell);
     if (event.type === "tool_execution_start") wait(event.toolName);
     if (event.type === "tool_execution_end" && event.isError)
       tell(`  failed: ${cut(textIn(event.result), 160)}`, "yellow");
@@ -2099,6 +2116,17 @@ export function printText(io: Io, agent: Agent, how: { isQuiet?: boolean; isTalk
     tellEnd(agent, event, tell);
   };
 }
+
+/** Names the calls: those of the offline model by their words, as patterns fill the screen. */
+function tellCalls({ model }: Agent, event: AgentEvent, tell: Tell): void {
+  const isOffline = model.provider === "offline";
+  if (!isOffline && event.type === "tool_execution_start")
+    tell(`${event.toolName} ${inLine(event.args)}`);
+  if (!isOffline || event.type !== "message_end") return;
+  const calls = repliesIn([event.message]).flatMap(callsIn);
+  for (const [name, some] of Map.groupBy(calls, (call) => call.name))
+    tell(`${name} ${[...new Set(some.flatMap(wordOf))].join(", ")}`);
+}
 type Tell = (text: string, style?: Style) => void;
 type Paint = (part: string, isStart: boolean) => string;
 type End = Extract<AgentEvent, { type: "agent_end" }>;
@@ -2107,9 +2135,7 @@ type End = Extract<AgentEvent, { type: "agent_end" }>;
 function tellEnd(agent: Agent, { messages, sources, usage, ...event }: End, tell: Tell): void {
   const doubts = sources.filter(({ state }) => state !== "seen").map(describeSource);
   const list = [`${sources.length - doubts.length} seen`, ...doubts].join("; ");
-  const isBlind = !messages.some(({ role }) => role === "toolResult");
-  if (event.ended === "answered" && sources.length === 0)
-    tell(`sources: none cited${isBlind ? ", and no file looked at" : ""}`, "yellow");
+  if (event.ended === "answered" && event.doubt) tell(`sources: ${event.doubt}`, "yellow");
   if (sources.length > 0) tell(`sources: ${list}`, doubts.length > 0 ? "yellow" : "dim");
   if (event.message) tell(`mini-pi: ${event.message}`, "red");
   const { provider, model } = repliesIn(messages).at(-1) ?? {};
@@ -2414,92 +2440,173 @@ function offlineProvider(): ai.Provider {
 }
 const OFFLINE = "offline/search: a keyword search, no language model";
 
-/** Turn 1 searches the words of the question, turn 2 reads the best places, turn 3 quotes them. */
+/** Turn 1 searches the words of the question, turn 2 what is written like a name that is nowhere;
+ * the next reads the best places, and the last quotes them. */
 function searchReply(messages: Message[], isLast: boolean): Reply {
   const since = messages.slice(messages.findLastIndex((m) => m.role === "user" && !m.remark));
-  // An identifier may be glued to letters of a script that is written without spaces.
-  const question = textIn(since[0]);
-  const all = question.match(/[\w$]{3,}|[^\P{L}\w\p{sc=Han}\p{sc=Hang}]{3,}/gu) ?? [];
-  const telling = all.filter((word) => !STOP.test(word));
-  const stems = telling.map((word) => word.replace(/^([a-z]{3,}?)(ies|ing|ed|s)$/, "$1"));
-  const words = [...new Set(stems)].slice(0, 8);
+  const question = textIn(since[0]).slice(0, 10_000);
+  const words = wordsIn(question);
   const results = since.filter((m) => m.role === "toolResult");
-  const searches = results.filter((m) => m.toolName === "search_files");
-  const best = bestPlaces(searches.slice(0, -1));
-  // The last search is for a README and a manifest, where nothing else is found.
-  const about = Object.keys(searches.at(-1)?.details?.matches ?? {}).slice(0, 2);
-  const reads = best.length > 0 ? best : about.map((file) => readCall(file, 1));
-  const calls = isLast ? [] : ([firstCalls(question, words), reads][repliesIn(since).length] ?? []);
-  if (calls.length > 0) return ai.fauxAssistantMessage(calls, { stopReason: "toolUse" });
-  const passages = results.filter((m) => m.toolName === "read_file").flatMap(quote);
-  const failure = searches.find(({ isError }) => isError);
-  const seen = results.map(textIn).join("\n").toLowerCase();
-  const missing = words.filter((word) => !seen.includes(word.toLowerCase())).join(", ");
-  const none = missing && `Nothing here matches ${missing}. `;
-  const trouble = failure ? `A search failed: ${textIn(failure)}. ` : none;
-  const what = about.length > 0 ? "What the directory says of itself:" : NO_README;
-  const start = trouble + (best.length > 0 ? "The places that match best:" : what);
-  return ai.fauxAssistantMessage([start, ...passages, `(${OFFLINE})`].join("\n\n"));
+  const of = (...kinds: string[]) => results.filter((m) => kinds.includes(kindOf(m)));
+  const seen = of("uses").map(textIn).join("\n").toLowerCase();
+  const missing = words.filter(({ word }) => !seen.includes(word.toLowerCase()));
+  const names = missing.flatMap(({ word, isName }) => (isName && word.length > 4 ? word : []));
+  const near = names.map(likeness).join("|");
+  const like = near ? [look(`like#${names}`, `${DEFINED}(?:${near})`)] : [];
+  const best = bestPlaces(of("uses", "like", "definition"), HOW_TO.test(question));
+  // A README and a manifest are read where nothing else is found.
+  const about = of("about").flatMap((m) => Object.keys(m.details?.matches ?? {}));
+  const readme = about.find((file) => /readme/i.test(file)) ?? [];
+  const start = [...new Set([readme, about].flat())].slice(0, 2).map((file) => readCall(file, 1));
+  const reads = best.length > 0 ? best : start;
+  const rounds = [firstCalls(question, words), like, reads];
+  const calls = rounds.filter(({ length }) => length > 0)[repliesIn(since).length] ?? [];
+  if (calls.length > 0 && !isLast) return ai.fauxAssistantMessage(calls, { stopReason: "toolUse" });
+  // What failed, and why there may be more than was found.
+  const troubles = results.flatMap((m) => (m.isError ? textIn(m) : (m.details?.stops ?? [])));
+  const found = of("like").map(textIn).join("\n");
+  const none = missing.map(({ word }) => {
+    const [one] = (names.includes(word) && new RegExp(likeness(word), "i").exec(found)) || [];
+    return one ? `${word} (there is ${one})` : word;
+  });
+  if (none.length > 0) troubles.push(`Nothing here matches ${none.join(", ")}.`);
+  const what = start.length > 0 ? "What the directory says of itself:" : NO_README;
+  troubles.push(best.length > 0 ? "The places that match best:" : what);
+  const said = [...new Set(troubles.map((text) => cut(text, 500)))].slice(-5).join(" ");
+  const passages = of("read").flatMap(quote);
+  return ai.fauxAssistantMessage([said, ...passages, `(${OFFLINE})`].join("\n\n"));
 }
 const NO_README = "There is no README or manifest.";
-const STOPPED = `about and are call can check code compute create define describe do done explain
-  file find for from function get give handle happen have how implement into its library list locate
-  made make mean module not package program project purpose repo repository set show tell that the
-  them there these they this tool use using what when where which who why will with work you your`;
+const HOW_TO = /\bhow (?:do|can|could|should|would|to)\b/i;
+/** A pattern of what differs from a name in a place or two. */
+const likeness = (word: string) => {
+  const ways = Array.from(word, (_, i) => `${word.slice(0, i)}\\w{0,2}${word.slice(i + 2)}`);
+  return `\\b(?:${ways.join("|")})\\b`;
+};
+
+/** The telling words; of those that are no names, what they begin with. An identifier may be glued
+ * to letters of a script that is written without spaces. */
+function wordsIn(question: string) {
+  const named = (question.match(AS_NAME) ?? []).join().split(/[^\w$]+/);
+  const all = question.match(/[\w$]{3,100}|[^\P{L}\w\p{sc=Han}\p{sc=Hang}]{3,100}/gu) ?? [];
+  const telling = all.filter((word) => named.includes(word) || !STOP.test(word));
+  const words = telling.map((given) => {
+    const isName = named.includes(given) || /[A-Z\d_$]/.test(given);
+    const word = isName ? given : given.replace(/^([a-z]{3,}?)(ies|ing|ed|s)$/, "$1");
+    return [word, { word, isName }] as const;
+  });
+  return [...new Map(words).values()].slice(0, 8);
+}
+/** `name`; A.name; name(); where is name defined */
+const AS_NAME =
+  /`[^`\n]{1,99}`|\b\w{1,99}(?:(?:\.|::|#)\w{1,99}|\(\)|(?= (?:defined|declared|implemented)))/g;
+const STOPPED = `about and are call can check class code compute create define describe do done
+  explain file find for from function get give handle happen have how implement into its library
+  list locate made make mean method module need not package please program project purpose repo
+  repository set show tell that the them there these they this tool use using want what when where
+  which who why will with work you your`;
 const STOP = new RegExp(`^(${STOPPED.replace(/\s+/g, "|")})(s|d|es|ed|ing)?$`, "i");
 
+/** A call's id tells what it is for, what to say of it, and the line to read. */
+const look = (id: string, pattern: string, more = {}) =>
+  ai.fauxToolCall("search_files", { pattern, ignoreCase: true, ...more }, { id: `${id}#` });
+const readCall = (path: string, at: number) => {
+  const page = { path, offset: Math.max(1, at - 15), limit: 80 };
+  return ai.fauxToolCall("read_file", page, { id: `read#${path}#${at}` });
+};
+const wordOf = ({ id }: ai.ToolCall) => id.split("#")[1] || [];
+const kindOf = ({ toolCallId }: Result) => toolCallId.split("#", 1)[0] ?? "";
+
 /** Reads files that are named; searches each word, its definitions, and files called so. */
-function firstCalls(question: string, words: string[]): ai.ToolCall[] {
-  const paths = question.match(/[\p{L}\p{N}_./-]+\.[a-z]\w{0,4}(?=$|[^\w(])/gu) ?? [];
-  const named = paths.slice(0, 4).map((path) => readCall(path.replace(/^[ab]\//, ""), 1));
-  const search = (pattern: string, more = {}) =>
-    ai.fauxToolCall("search_files", { pattern, ignoreCase: true, ...more }, { id: "search" });
-  const plain = words.map((word) => word.replaceAll("$", "\\$"));
-  const each = plain.flatMap((word) => [
-    search(word),
+function firstCalls(question: string, words: ReturnType<typeof wordsIn>): ai.ToolCall[] {
+  const paths = (question.match(FILE_NAME) ?? []).map((path) => path.replace(/^[ab]\//, ""));
+  const named = paths.slice(0, 4).map((path) => readCall(path, 1));
+  const each = words.flatMap(({ word, isName }) => {
+    const plain = word.replaceAll("$", "\\$");
+    const uses = look(`uses#${word}`, plain);
+    if (HOW_TO.test(question)) return [uses, look("definition#", TITLE + plain, { glob: TEXTS })];
     // Two patterns for a definition, as ripgrep is slow where it finds no literal to look for.
-    search(String.raw`\b(?:${KEYWORDS}|const|let|var)\s+(?:\([^)]*\)\s*)?\w*${word}`),
-    search(String.raw`\b${word}\s*(?:\([^;=]*\{\s*$|[:=]\s*(?:async\s*)?(?:function|\())`),
-  ]);
-  if (words.length > 0) each.push(search("\\S", { glob: `*{${words.join(",")}}*` }));
-  return [...named, ...each, search("\\S", { glob: INTRODUCTIONS })];
+    const [kind, start, end] = isName ? ["definition#", "", "\\b"] : ["uses#", "\\w*", ""];
+    const first = look(kind, DEFINED + start + plain + end, { ignoreCase: !/[A-Z]/.test(word) });
+    return [uses, first, look(kind, TYPED + plain + BODY)];
+  });
+  const files = `*{${words.map(({ word }) => word).join(",")}}*`;
+  if (words.length > 0) each.push(look("uses#", "\\S", { glob: files }));
+  return [...named, ...each, look("about#", "\\S", { glob: INTRODUCTIONS })];
 }
+/** src/a.ts; a.toml; but not res.send, and not Node.js */
+const ENDING = String.raw`\.(?:[a-z]{2}|[ch]|[cm]?[jt]sx?|java|json|toml|txt|ya?ml)(?![\w(])`;
+const FILE_NAME = new RegExp(
+  String.raw`(?<![\w./-])(?![A-Z]\w*\.js)[\p{L}\p{N}_./-]+${ENDING}`,
+  "gu",
+);
+const TEXTS = "*.{md,rst,txt,adoc}";
+const TITLE = String.raw`^(?:#+ )?[A-Z\d][^.]{0,40}`;
+/** export class; def; func (a *A); static List<A>; app. */
+const DEFINED = String.raw`^\s*(?:[\w().:<>!]+\s+)*(?:${KEYWORDS}|static|val)\s+(?:\([^)]*\)\s*)?`;
+const TYPES = String.raw`[A-Z][\w.<>\[\],?]*|void|int|boolean|async|static|[gs]et|const|let|var`;
+const TYPED = String.raw`^\s*(?:(?:[\w.<>\[\],?@]+\s+)*(?:${TYPES})\s+|(?:[\w$]+\.)*)`;
+const BODY = String.raw`\s*(?:\([^;="']*\{\s*$|[:=]\s*(?:async\s*)?(?:function|\())`;
 const INTRODUCTIONS =
   "/{[Rr][Ee][Aa][Dd][Mm][Ee]*,package.json,{Cargo,pyproject}.toml,go.mod,pom.xml,composer.json}";
 
 /** Reads the three places that most searches agree on; one that finds few lines tells more. */
-function bestPlaces(searches: Result[]): ai.ToolCall[] {
-  const found = searches.map(({ details }) => hitsOf(details ?? {}));
+function bestPlaces(searches: Result[], isHowTo: boolean): ai.ToolCall[] {
+  const found = searches.map(hitsOf);
   const [far, all] = [12, found.flat()];
-  const distance = (a: Hit, b: Hit) => (a.file === b.file ? Math.abs(a.at - b.at) : far);
+  const distance = (a: Hit, { file, at }: Hit) =>
+    a.file === file ? Math.min(Math.abs(a.at - at), Math.abs(a.head - at)) : far;
   const ranked = all.map((hit) => {
     const inFile = all.filter(({ file }) => file === hit.file).length;
     const near = (hits: Hit[]) => 1 - Math.min(far, ...hits.map((one) => distance(hit, one))) / far;
     const told = found.map((hits) => near(hits) * Math.log(1 + 200 / (1 + hits.length)));
-    const weight = Math.log(1 + inFile) * (PROSE.test(hit.file) ? 0.4 : 1);
-    return { ...hit, score: weight * told.reduce((sum, one) => sum + one, 0) };
+    const isAside = isHowTo ? !TEXT_FILE.test(hit.file) : PROSE.test(hit.file);
+    const worth = NOISE.test(hit.file) ? 0.1 : isAside ? 0.4 : hit.isDefinition ? 3 : 1;
+    const score = worth * Math.log(1 + inFile) * told.reduce((sum, one) => sum + one, 0);
+    return { ...hit, score };
   });
   const [top = { score: 0 }] = ranked.sort((a, b) => b.score - a.score);
   const best = ranked.filter(({ score }) => score > 0.6 * top.score);
-  const apart = best.filter((a, i) => best.findIndex((b) => distance(a, b) < far) === i);
-  return apart.slice(0, 3).map(({ file, at }) => readCall(file, Math.max(1, at - 3)));
+  const apart = best.filter(
+    (a, i) => best.findIndex((b) => a.file === b.file && Math.abs(a.place - b.place) < 20) === i,
+  );
+  return apart.slice(0, 3).map(({ file, place }) => readCall(file, place));
 }
-type Hit = { file: string; at: number };
-const hitsOf = ({ matches = {} }: Details): Hit[] =>
-  Object.entries(matches).flatMap(([file, all]) => all.map(([at]) => ({ file, at })));
-const readCall = (path: string, offset: number) =>
-  ai.fauxToolCall("read_file", { path, offset, limit: 14 }, { id: "read" });
+/** A line that matches, the head of what it stands in, and which of them to read from. */
+type Hit = { file: string; at: number; head: number; place: number; isDefinition: boolean };
+const NOISE = /(^|\/)(\.|change|history|licen|news|release)|\.(lock|min\.\w+|map|svg)$/i;
+const TEXT_FILE = /\.(md|rst|txt|adoc)$/i;
 const PROSE =
-  /test|spec|docs?\/|example|bench|licen|^(ci|scripts)\/|\.(md|txt|lock|json|map|d\.\w?ts)$|\.min/i;
+  /test|spec|docs?\/|example|bench|^(ci|scripts)\/|\.(md|rst|txt|json|ya?ml|toml|html|d\.\w?ts)$/i;
 
-function quote({ details, ...page }: Result): string[] {
-  return Object.entries(details?.shown ?? {}).map(([name, [[first, last] = [0, 0]]]) => {
+function hitsOf(result: Result): Hit[] {
+  const { matches = {}, shown = {} } = result.details ?? {};
+  const isDefinition = kindOf(result) !== "uses";
+  return Object.entries(matches).flatMap(([file, all]) => {
+    const own = all.map(([at]) => at);
+    const heads = (shown[file] ?? []).flatMap(([at]) => (own.includes(at) ? [] : at));
+    return own.map((at) => {
+      const head = heads.findLast((one) => one < at) ?? at;
+      return { file, at, head, place: isDefinition || at - head > 50 ? at : head, isDefinition };
+    });
+  });
+}
+
+/** The definition or paragraph around the line that was meant; of a long one, its start. */
+function quote(page: Result): string[] {
+  return Object.entries(page.details?.shown ?? {}).map(([name, [[first, last] = [0, 0]]]) => {
     const [, ...rows] = textIn(page).split("\n", last - first + 2);
-    const code = rows.map((row) => row.replace(/^\d+\t/, "").replace(LINE_CUT, "…")).join("\n");
+    const lines = rows.map((row) => row.replace(/^\d+\t/, "").replace(LINE_CUT, "…"));
+    const at = Number.parseInt(page.toolCallId.split("#").at(-1) ?? "", 10) - first + 1;
+    const isText = TEXT_FILE.test(name);
+    const around = isText ? [at - 3, at + 20] : wholeAround(lines, enclosing(lines), at);
+    const [from = 1, to = 1] = around.map((line) => Math.max(1, Math.min(line, lines.length)));
+    const end = to - at < 60 ? to : at + 23;
+    const code = lines.slice(from - 1, end).join("\n");
     let fence = "````";
     while (code.includes(fence)) fence += "`";
     const file = /[ ()]/.test(name) ? JSON.stringify(name) : display(name);
-    return [`${file}:${first}-${last}`, fence, code, fence].join("\n");
+    return [`${file}:${first + from - 1}-${first + end - 1}`, fence, code, fence].join("\n");
   });
 }
 
@@ -2517,7 +2624,8 @@ export const HELP = `Usage: node mini-pi.ts [options] <dir> ["<question>"] [-]
       --timeout <seconds>     stop after this long (default: 1800 for one question)
       --context <tokens>      the model's window (default: the catalogue's, or what the server says)
       --json                  print events as JSON lines instead of text
-      --strict                exit with 3 when a cited source is wrong and stays wrong
+      --strict                exit with 3 when a cited source stays wrong, or an answer cites none
+                              of what it saw, or was given without a look at any file
       --session <file or id>  keep the conversation in this file, and resume it if it exists
       --list-sessions         list the conversations about <dir>
       --no-session            keep nothing
@@ -2657,10 +2765,10 @@ async function runCommand(args: string[], io: Io, signal: AbortSignal): Promise<
   if (isTalk) return signal.aborted ? signal.reason.exitCode : 0;
   const refusal = overspent(agent);
   if (refusal) throw new UserError(refusal);
-  const { ended, sources } = await runAgent(agent, question);
+  const { ended, sources, doubt } = await runAgent(agent, question);
   if (ended === "aborted") return signal.reason.exitCode;
-  const isWrong = value("strict") && sources.some(({ state }) => state === "wrong");
-  if (ended === "answered") return isWrong ? 3 : 0;
+  const isDoubtful = doubt !== "" || sources.some(({ state }) => state === "wrong");
+  if (ended === "answered") return value("strict") && isDoubtful ? 3 : 0;
   return ended === "error" ? 1 : 3;
 }
 const NO_KEY = [

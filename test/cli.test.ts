@@ -624,7 +624,7 @@ test("a call in another order, a file for a directory and a question like an opt
 test("an answer without a source is said to be so, and whether a file was looked at", async () => {
   const look = reply([call("read_file", { path: "a.ts" })]);
   for (const [steps, said] of [
-    [[reply("So.")], /^sources: none cited, and no file looked at$/m],
+    [[reply("So.")], /^sources: answered without looking at any file$/m],
     [[look, reply("So.")], /^sources: none cited$/m],
   ] as const) {
     await using server = await startModelServer([...steps]);

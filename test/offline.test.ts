@@ -203,6 +203,92 @@ for (const [name, files, question, says] of everyNth(4, TREES))
     assert.match(answer, says);
   });
 
+const LONG = Array.from({ length: 90 }, (_, i) => `        step_${i}()\n`).join("");
+const SHOP = tree({
+  "README.md": "# Shop\n\nIt sells boats.\n",
+  "CONTRIBUTING.md": "# Contributing\n\nThanks!\n\n## Running the tests\n\nRun `make check`.\n",
+  "CHANGES.rst": "1.0\n---\n\nThe tests run again. Run the tests, run!\n".repeat(5),
+  ".github/workflows/ci.yml": "- name: run the tests\n  run: tests run\n".repeat(9),
+  "setup.cfg": "[tests]\nrun = tests\n",
+  "src/shop.py": `class Shop:\n    def register(self, boat):\n        return 1\n\n\n${FILLER.replaceAll("//", "#")}
+class Harbour:
+    # Takes a boat in.
+    @logged
+    def register(
+        self,
+        boat,
+    ):
+        if boat:
+            return 2
+        return self.register(boat)
+
+    def long_one(self):
+${LONG}
+
+def url_for(name):
+    return Harbour().register(name)
+`,
+  "src/a_uses.py": "from shop import url_for\nurl_for(1)\nHarbour.register(2)\n".repeat(60),
+});
+
+test("of a name that is used everywhere, the definition comes first, and all of it is shown", async () => {
+  const [passage] = passages(SHOP, await ask(SHOP, "Where is url_for defined?"));
+  assert.equal(passage?.file, "src/shop.py");
+  assert.deepEqual(passage?.lines, ["def url_for(name):", "    return Harbour().register(name)"]);
+});
+
+test("two names with a dot are one place, with what stands above it and to its end", async () => {
+  const [passage, ...more] = passages(SHOP, await ask(SHOP, "What does Harbour.register do?"));
+  assert.equal(passage?.lines[0], "    # Takes a boat in.");
+  assert.equal(passage?.lines.at(-1), "        return self.register(boat)");
+  assert.ok(more.length < 3);
+});
+
+test("of a long definition the start is shown", async () => {
+  const [passage] = passages(SHOP, await ask(SHOP, "Where is long_one defined?"));
+  assert.match(passage?.lines[0] ?? "", /def long_one/);
+  assert.equal(passage?.lines.length, 24);
+});
+
+test("how something is done is answered from the documents, not from workflows or change logs", async () => {
+  const found = passages(SHOP, await ask(SHOP, "How do I run the tests?"));
+  assert.equal(found[0]?.file, "CONTRIBUTING.md");
+  assert.ok(found[0]?.lines.includes("Run `make check`."));
+  for (const { file } of found) assert.doesNotMatch(file, /CHANGES|ci\.yml|setup\.cfg/);
+});
+
+test("for a name that is nowhere, the definition of the nearest is shown, and the name said", async () => {
+  const outcome = await ask(SHOP, "Where is Harbuor defined?");
+  assert.match(outcome.answer, /^Nothing here matches Harbuor \(there is Harbour\)\. The places/);
+  assert.equal(passages(SHOP, outcome)[0]?.lines[0], "class Harbour:");
+});
+
+test("a file that was named and is not there is said, with what is near it", async () => {
+  const { answer } = await ask(SHOP, "What does lib/shop.py do?");
+  assert.match(answer, /^lib\/shop\.py does not exist.* Near it: src\/shop\.py\./);
+  assert.doesNotMatch((await ask(SHOP, "What does shop.register do?")).answer, /not exist/);
+});
+
+test("a search that did not see everything is said in the answer", async () => {
+  const agent = await newAgent(SHOP);
+  // What ripgrep cannot read, it cannot search: here its search finds no time.
+  agent.tools = agent.tools.map((tool) => ({
+    ...tool,
+    execute: (...[about, args]: Parameters<typeof tool.execute>) =>
+      tool.execute(about, args, AbortSignal.abort(new Error("time"))),
+  }));
+  const { answer } = await runAgent(agent, "Where is url_for defined?");
+  assert.match(answer, /^\[stopped for its time: there may be more\]/);
+});
+
+test("the words that it looks for are told, in a line, and none of its patterns", async () => {
+  const { stderr } = await runCli([SHOP, "Where are Harbour and url_for defined?"]);
+  assert.match(stderr, /^search_files Harbour, url_for$/m);
+  assert.match(stderr, /^read_file src\/shop\.py$/m);
+  assert.equal(stderr.match(/_file/g)?.length, 2);
+  assert.doesNotMatch(stderr, /\\s/);
+});
+
 test("a secret in a file that is never read is not quoted", async () => {
   const dir = tree({ ".env": "OTTER_KEY=canary\n", "a.ts": "const otter = 1;\n" });
   const { answer } = await ask(dir, "where is otter?");

@@ -337,7 +337,7 @@ test("the line is wiped before the answer goes into a pipe, whose reader may pri
   clearInterval(alive);
   const totals = { input: 0, cached: 0, output: 0, cost: 0 };
   const ended = { ended: "answered", message: "", usage: totals, turns: 1 } as const;
-  const outcome = { ...ended, sources: [] };
+  const outcome = { ...ended, sources: [], doubt: "" };
   const answer = "So.";
   show({ type: "agent_end", messages: [], willRetry: false, ...outcome, answer });
   assert.match(screen(output, 80).join("\n"), /^So\.\n/);
@@ -385,6 +385,7 @@ test("a tool that was ended for its time, with what it found by then, is told", 
     },
   };
   agent.tools = [slow, ...agent.tools];
+  agent.model = { ...agent.model, provider: "local" };
   const alive = setInterval(() => {}, 1000);
   for (const name of ["list_files", "slow"])
     await runTool(agent, fauxToolCall(name, {}), new AbortController().signal);

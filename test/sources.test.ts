@@ -288,6 +288,7 @@ before(async () => {
   write(ROOT, TREE);
   agent = await agentAt(ROOT);
   symlinkSync("a.ts", path.join(agent.root, "link.ts"));
+  symlinkSync("/etc", path.join(agent.root, "out"));
   const looks: [name: string, args: { [name: string]: string | number }][] = [
     ["read_file", { path: "a.ts", offset: 10, limit: 11 }],
     ["read_file", { path: "a.ts", offset: 21, limit: 10 }],
@@ -356,9 +357,15 @@ const STATES: [answer: string, states: string, reason?: RegExp][] = [
   // Nothing outside, and no secret, is ever looked at.
   ["/etc/passwd.txt:1", "wrong", /no such file/],
   ["../../../etc/hosts.allow:1", "wrong", /no such file/],
+  ["../etc/passwd:1", "wrong", /no such file/],
+  ["src/../../x/passwd:1", "wrong", /no such file/],
+  ["/etc/passwd:1", "wrong", /no such file/],
+  ["~/notes/todo:1", "wrong", /no such file/],
+  ["out/passwd:1", "wrong", /no such file/],
+  ["src/nothing:1", "wrong", /no such file/],
   [".env:1", "wrong"],
   // It has the form, but nobody misses a file.
-  ["TCP/IP:80, and/or:1, HTTP:80, ghcr.io/o/app:12", ""],
+  ["TCP/IP:80, and/or:1, HTTP:80, ghcr.io/o/app:12, /users:200", ""],
 ];
 
 test("each source is seen, or exists, or is wrong with a reason", async (t) => {
@@ -456,8 +463,51 @@ test("with --strict, a source that stays wrong fails the call, and is named in a
   assert.match(stderr, /^sources: 0 seen; a\.ts:990: .*120 lines$/m);
 });
 
+const GROUND: [name: string, steps: Step[], code: number, said: RegExp][] = [
+  ["a greeting", [reply("Hello!")], 3, /^sources: answered without looking at any file$/m],
+  ["a guess", [RIGHT], 3, /^sources: answered without looking at any file$/m],
+  [
+    "failed looks",
+    [reply([call("read_file", { path: "b.ts" })]), reply("So.")],
+    3,
+    /^sources: answered without looking at any file$/m,
+  ],
+  ["what it saw and does not cite", [READ, reply("So.")], 3, /^sources: none cited$/m],
+  ["what it cites", [READ, RIGHT], 0, /^sources: 1 seen$/m],
+  [
+    "that nothing is there",
+    [reply([call("search_files", { pattern: "otter.*wolf" })]), reply("There is none.")],
+    0,
+    /^2 turns/m,
+  ],
+];
+
+for (const [name, steps, code, said] of GROUND)
+  test(`with --strict, an answer with ${name} ends with ${code}; without it, with 0`, async () => {
+    const strict = await askCli(steps.slice(), "--strict");
+    assert.deepEqual([strict.code, (await askCli(steps.slice())).code], [code, 0]);
+    assert.match(strict.stderr, said);
+    assert.equal(/^sources: (answered|none)/m.test(strict.stderr), code === 3);
+  });
+
+test("a check ends when the run does, keeps the answer, and says that it did not get to the end", async () => {
+  const stop = new AbortController();
+  const { stream, model, keyName } = await findModel("offline/search");
+  const asked = await createAgent(ROOT, { stream, model, keyName, signal: stop.signal });
+  // The model has answered, and the check has not begun.
+  asked.emit = (event) => {
+    const isAnswer = event.type === "turn_end" && event.message.stopReason === "stop";
+    if (isAnswer) stop.abort();
+  };
+  const { ended, answer, sources, doubt } = await runAgent(asked, "where are otters?");
+  assert.deepEqual([ended, sources, doubt], ["answered", [], "not checked to the end"]);
+  assert.match(answer, /Otters/);
+  assert.deepEqual(await checkSources(asked, "nowhere.ts:1", stop.signal), []);
+});
+
 test("a source that exists but was never shown costs no request and fails no call; JSON lists it", async () => {
-  const { code, stdout } = await askCli([RIGHT], "--json", "--strict");
+  const glance = reply([call("list_files", {})]);
+  const { code, stdout } = await askCli([glance, RIGHT], "--json", "--strict");
   assert.equal(code, 0);
   const end = JSON.parse(stdout.trimEnd().split("\n").at(-1) ?? "");
   assert.deepEqual([end.type, end.answer], ["agent_end", "The guard is at a.ts:12."]);
