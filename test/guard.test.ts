@@ -631,7 +631,7 @@ test("a rule file that is a FIFO or a device, or leads to one, is not opened: ev
   }
   // Nor is an answer lost for a source whose file has to be looked for.
   const [source] = await checkSources(on, "It is in absent.ts:3.");
-  assert.deepEqual([source?.state, source?.reason], ["wrong", "no such file"]);
+  assert.deepEqual([source?.state, source?.reason], ["wrong", "no such file in the directory"]);
 });
 
 /** Rules in a directory of their own, the files there that they leave, and those that they ignore. */
