@@ -5,6 +5,7 @@ import assert from "node:assert/strict";
 import { readdirSync, readFileSync } from "node:fs";
 import path from "node:path";
 import { test } from "node:test";
+import "../edit.test.ts";
 import "../fuzz.test.ts";
 import "../model-server.test.ts";
 import "../reword.test.ts";
