@@ -82,7 +82,7 @@ if (Object.keys(metafile.inputs).some((file) => /data.[\w-]+\.json$/.test(file))
   throw new Error("a catalogue of pi-ai is read in another way now");
 // Of the providers' SDKs, which are most of it, the names of methods are enough.
 for (const [file, { bytes }] of Object.entries(metafile.outputs)) {
-  if (bytes < 60_000 || !file.includes("chunks")) continue;
+  if (bytes < 10_000 || !file.includes("chunks")) continue;
   const code = readFileSync(path.join(root, file), "utf8");
   const minified = transformSync(code, { minify: true, format: "esm", lineLimit: LINE_LIMIT });
   writeFileSync(path.join(root, file), minified.code);
