@@ -2099,7 +2099,9 @@ function doubtOn({ messages }: Agent, sources: Source[]): string {
   const looks = messages.flatMap((m) => (m.role === "toolResult" && !m.isError ? m : []));
   if (looks.length === 0) return "answered without looking at any file";
   const isShown = looks.some(({ details }) => Object.keys(details?.shown ?? {}).length > 0);
-  return isShown && sources.length === 0 ? "none cited" : "";
+  // Who says what was changed need not cite it.
+  const isAsked = isShown && changesIn(messages).length === 0;
+  return isAsked && sources.length === 0 ? "none cited" : "";
 }
 
 /** Looks at one citation: of the file at its path, or else of the only one whose path ends so. */
@@ -2653,7 +2655,9 @@ function urlOf(root: string, cited: string): string {
 
 function inLine(args: unknown): string {
   const said = (value: unknown) => (typeof value === "string" ? value : JSON.stringify(value));
-  const all = Object.entries(Object(args)).map(([key, value]) => `${key}=${said(value)}`);
+  // A diff shows what edits there are.
+  const some = Object.entries(Object(args)).filter(([key]) => !/^(edits|content)$/.test(key));
+  const all = some.map(([key, value]) => `${key}=${said(value)}`);
   return cut(all.map((pair) => pair.replace(/^(path|pattern|glob)=/, "")).join(" "), 140);
 }
 

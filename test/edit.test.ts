@@ -465,3 +465,36 @@ test("the result of an edit is kept in the session, and the conversation goes on
     assert.equal((await runHere([...args, question], { env: KEYED })).code, 0);
   assert.equal(contents(root)[0], "2\n");
 });
+
+test("the README's transcript of a change is what is shown", async () => {
+  const readme = readFileSync(join(import.meta.dirname, "..", "README.md"), "utf8");
+  const [, shown = ""] = /\$ .*mini-pi\.ts --edit .*\n([\s\S]*?\n)`{3}\n/.exec(readme) ?? [];
+  const root = join(temporary(), "repo");
+  write(root, {
+    "src/retry.ts": "/** How long to wait, in ms. */\nexport const retryDelay = 2000;\n",
+    "src/index.ts": 'import { retryDelay } from "./retry.ts";\n\nsetTimeout(main, retryDelay);\n',
+  });
+  const rename = (path: string, ...old: string[]) =>
+    calls("edit_file", {
+      path,
+      edits: old.map((text) => ({ old: text, new: text.replace("retryDelay", "backoff") })),
+    });
+  const edits = [
+    rename("src/retry.ts", "const retryDelay"),
+    rename("src/index.ts", "{ retryDelay", "main, retryDelay"),
+  ];
+  const look = calls("search_files", { pattern: "retryDelay", whole: true });
+  const done = "`retryDelay` is `backoff` now, where it is defined and where it is used.";
+  await using server = await startModelServer([answer([look]), answer(edits), answer(done)]);
+  const run = startHere(to(server, "--edit", "--no-session", root, "q"), {
+    ...ON_TERMINAL,
+    env: { ...KEYED, NO_COLOR: "1" },
+  });
+  for (const file of ["retry", "index"]) {
+    await run.waitFor(new RegExp(`Write src/${file}[^\\n]*different: `), "stdout");
+    run.stdin.write("y\n");
+  }
+  const { stdout } = await run.done;
+  const plain = stdout.replace(/\x1b\[[\d;?]*[A-Za-z]|\r/g, "").replace(/\d\.\d s, .*/, "1.0 s");
+  assert.equal(plain, shown);
+});

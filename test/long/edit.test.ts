@@ -67,7 +67,10 @@ test("random edits do to a file what they do to a text in memory, and nothing el
         .slice(at, at + 1 + below(12))
         .replaceAll("\r\n", "\n")
         .toWellFormed();
-      return { old: below(10) === 0 ? text(3) : old, new: text(below(6)).replaceAll("\r\n", "\n") };
+      return {
+        old: below(10) === 0 ? text(3).replaceAll("\r\n", "\n") : old,
+        new: text(below(6)).replaceAll("\r\n", "\n"),
+      };
     });
     const start = readFileSync(file);
     const { isError, details } = await call("edit_file", { path: "a.txt", edits });
