@@ -562,7 +562,8 @@ function decode(bytes: Buffer): { text: string; note: string; encoding?: string 
   const part = odd < 0 ? "" : text.slice(Math.max(0, odd - PAGE_BYTES), odd + PAGE_BYTES);
   const bad = part.split("\ufffd").length - 1;
   const good = part.replace(/[\0-\x7f\ufffd]/g, "").length;
-  if (bad <= good) return { text, note: bad > 0 ? `; ${bad} bytes are not UTF-8` : "" };
+  const isMarked = bytes.indexOf("\ufeff") === 0;
+  if (bad <= good || isMarked) return { text, note: bad > 0 ? `; ${bad} bytes are not UTF-8` : "" };
   const known = /^(gb|big5|shift|euc|koi8|windows|iso-8859).*/i;
   const guess = known.exec(chardet.detect(bytes.subarray(0, PAGE_BYTES)) ?? "")?.[0];
   const decoder = new TextDecoder(guess ?? "windows-1252");
