@@ -1246,11 +1246,12 @@ const isDefinition = (line: string) => line.length < 300 && DEFINITION.test(line
  * node_modules is `isOdd`: it takes a yes of its own. `diff` is in git's form. */
 export type Change = { before?: Buffer; after: Buffer; diff: string; isOdd: boolean } & Changed;
 /** A file from the root, and how many lines it gained and lost; the diff of what was not asked. */
-export type Changed = { file: string; added: number; removed: number; diff?: string };
+export type Changed = { file: string; added: number; removed: number } & Kept;
+type Kept = { diff?: string; isKept?: boolean }; // whether it can be undone
 /** What results know of it, and of the bytes of the files that they showed. */
 type Edited = { versions?: { [file: string]: string }; change?: Changed };
 /** What is said to a change. Where nobody can be asked, the next one is looked at all the same. */
-export type Answer = { isYes: boolean; reason: string; isUnasked?: boolean };
+export type Answer = { isYes: boolean; reason: string; isUnasked?: boolean; isKept?: boolean };
 
 const EDIT = Type.Object({ old: Type.String(), new: Type.String() }, CLOSED);
 const EDITS = { path: Type.String(), edits: Type.Array(EDIT, { minItems: 1 }) };
@@ -1514,7 +1515,7 @@ async function propose(agent: Agent, proposed: Proposed, signal: AbortSignal) {
   const isOdd = await isIgnored(agent, file);
   signal.throwIfAborted();
   const answer = await agent.confirm({ file, before, after, diff, added, removed, isOdd }, signal);
-  const { isYes, isUnasked, reason } = answer;
+  const { isYes, isUnasked, isKept, reason } = answer;
   if (!isYes) {
     const change = { file, added, removed, ...(isUnasked && { diff }) };
     const said = `Not written: ${reason || "the user said no"}.`;
@@ -1526,7 +1527,7 @@ async function propose(agent: Agent, proposed: Proposed, signal: AbortSignal) {
   }
   await replace(agent.root, file, { before, after });
   const shown = { [file]: rangesOf(seen) };
-  const change = { file, added, removed };
+  const change = { file, added, removed, ...(isKept && { isKept }) };
   const versions = { [file]: versionOf(after) };
   return { text: `Written: ${display(file)} (+${added} -${removed}).`, shown, change, versions };
 }
@@ -1558,11 +1559,13 @@ async function diffOf(file: string, before: string | undefined, after: string) {
 }
 
 type InDirectory = (base: string, handle: fs.FileHandle) => Promise<void>;
-/** Opens a directory for what is done in it. Linux can name an open one: no link leads away. */
+/** Opens a directory for what is done in it. Linux can name an open one: no link leads away, not
+ * even to another place inside. */
 const inDirectory = (root: string, full: string, use: InDirectory) =>
-  withOpen(root, full, disk.constants.O_DIRECTORY, (handle) =>
-    use(process.platform === "linux" ? `/proc/self/fd/${handle.fd}` : full, handle),
-  );
+  withOpen(root, full, disk.constants.O_DIRECTORY, (handle, place) => {
+    if (place !== full) throw new Error(`${display(relativeName(root, full))} is elsewhere now.`);
+    return use(process.platform === "linux" ? `/proc/self/fd/${handle.fd}` : full, handle);
+  });
 
 /** Writes a file at once or not at all, where it is still as it was: `before`, or not there. It is
  * removed where there is no `after`. Directories above a new file are made. */
@@ -2550,7 +2553,8 @@ export function printText(io: Io, agent: Agent, how: { isQuiet?: boolean; isTalk
     if (event.type !== "agent_end") return;
     wait("");
     for (const { details } of event.messages.filter((m) => m.role === "toolResult"))
-      if (details?.change?.diff) stdout.write(details.change.diff);
+      if (details?.change?.diff)
+        stdout.write(stdout.isTTY ? harmless(details.change.diff) : details.change.diff);
     if (!stdout.isTTY && event.answer) stdout.write(`${event.answer}\n`);
     tellEnd(agent, event, tell);
   };
@@ -2577,16 +2581,18 @@ function tellEnd(agent: Agent, { messages, sources, usage, ...event }: End, tell
   if (event.ended === "answered" && event.doubt) tell(`sources: ${event.doubt}`, "yellow");
   if (sources.length > 0) tell(`sources: ${list}`, doubts.length > 0 ? "yellow" : "dim");
   if (event.message) tell(`mini-pi: ${event.message}`, "red");
-  const changes = changesIn(messages).map((c) => `${display(c.file)} +${c.added} -${c.removed}`);
-  if (changes.length > 0) tell(`changed: ${changes.join(", ")}; --undo puts it back`);
+  const all = changesIn(messages);
+  const changes = all.map((c) => `${display(c.file)} +${c.added} -${c.removed}`).join(", ");
+  const way = all.every(({ isKept }) => isKept) ? "; --undo puts it back" : "";
+  if (changes) tell(`changed: ${changes}${way}`);
   const { provider, model } = repliesIn(messages).at(-1) ?? {};
   const { input, cached, output, cost } = usage;
   const price = cost > 0 || provider === "offline" ? `$${cost.toFixed(4)}` : "cost unknown";
   const tokens = `${input} tokens in (${cached} cached), ${output} out, ${price}`;
   const time = `${((Date.now() - (messages[0]?.timestamp ?? 0)) / 1000).toFixed(1)} s`;
-  const all = totalsOf(agent.messages);
-  const sum = all.cost > 0 ? `$${all.cost.toFixed(4)}` : `${all.input + all.output} tokens`;
-  const whole = all.input > input ? `; ${sum} in all` : "";
+  const total = totalsOf(agent.messages);
+  const sum = total.cost > 0 ? `$${total.cost.toFixed(4)}` : `${total.input + total.output} tokens`;
+  const whole = total.input > input ? `; ${sum} in all` : "";
   if (input > 0) tell(`${event.turns} turns, ${tokens}, ${time}, ${provider}/${model}${whole}`);
 }
 
@@ -2723,7 +2729,6 @@ function printJson(io: Io, agent: Agent): Agent["emit"] {
 
 // --- Consent -----------------------------------------------------------------------------------
 
-const YES: Answer = { isYes: true, reason: "" };
 const NOBODY = async (): Promise<Answer> => ({
   isYes: false,
   isUnasked: true,
@@ -2732,16 +2737,16 @@ const NOBODY = async (): Promise<Answer> => ({
 /** Asks people for each change. "a" and "q" hold for one question. */
 function consent(io: Io, agent: Agent, [value, open]: [Value, Interface?]): Agent["confirm"] {
   const canAsk = open || (io.stdin.isTTY && io.stderr.isTTY && !value("json"));
-  let [about, all]: [Message | undefined, string] = [undefined, ""];
+  let [last, all]: [Message | undefined, string] = [undefined, ""];
   return async (change, signal) => {
     const question = agent.messages.findLast((m) => m.role === "user" && !m.remark);
-    if (question !== about) [about, all] = [question, ""];
+    if (question !== last) [last, all] = [question, ""];
     if (!canAsk && !value("yes")) return NOBODY();
     if (all === "q") return { isYes: false, reason: "the user wants no more changes" };
     const isAll = (value("yes") || all === "a") && !change.isOdd;
     if (!canAsk && !isAll)
       return { isYes: false, reason: "it is ignored, and needs a yes of its own" };
-    if (!isAll) showDiff(io, change.diff);
+    if (!isAll || !(value("quiet") || value("json"))) showDiff(io, change.diff);
     const { file, added, removed } = change;
     const asked = `Write ${display(file)} (+${added} -${removed})? ${CHOICES} `;
     const said = isAll ? "y" : (await askLine(io, harmless(asked), [signal, open])).trim();
@@ -2751,8 +2756,9 @@ function consent(io: Io, agent: Agent, [value, open]: [Value, Interface?]): Agen
         isYes: false,
         reason: /^(n|no|q|quit)?$/i.test(said) ? "" : `the user says: ${said}`,
       };
-    keepOld(agent, change, `${agent.id} ${question?.timestamp}`);
-    return YES;
+    const about = `${agent.id} ${question?.timestamp}`;
+    const isKept = !value("no-session") && keepOld(io, agent, { ...change, question: about });
+    return { isYes: true, isKept, reason: "" };
   };
 }
 const CHOICES = "[y]es, [n]o, [a]ll, [q]uit, or say what should be different:";
@@ -2774,26 +2780,38 @@ async function askLine(io: Io, prompt: string, [signal, open]: [AbortSignal, Int
   const terminal = hasInk(io.stderr) || process.env.TERM !== "dumb";
   const lines = open ?? createInterface({ input: io.stdin, output: io.stderr, terminal });
   const { promise, resolve } = Promise.withResolvers<string>();
+  const quit = () => resolve("q");
   // What was half typed before the diff is no answer to it.
   if (open) for (const name of ["e", "u"]) open.write(null, { ctrl: true, name });
   lines.question(prompt, { signal }, resolve);
-  lines.once("close", () => resolve("q"));
-  signal.addEventListener("abort", () => resolve("q"), { once: true });
+  lines.once("close", quit);
+  signal.addEventListener("abort", quit, { once: true });
+  if (signal.aborted) quit();
   if (!open) lines.once("SIGINT", () => process.kill(process.pid, "SIGINT"));
-  return promise.finally(() => open ?? lines.close());
+  const said = await promise;
+  lines.off("close", quit);
+  if (!open) lines.close();
+  return said;
 }
 
-/** Keeps what a file was, to put it back: a file for each change, outside of the directory. */
-function keepOld({ root }: Agent, { file, before, after }: Change, question: string): void {
-  const directory = stateOf(root);
-  if (!directory) return;
-  const kept = path.join(directory, "undo");
-  disk.mkdirSync(kept, PRIVATE);
-  const names = disk.readdirSync(kept).sort();
-  for (const name of names.slice(0, -200)) disk.rmSync(path.join(kept, name));
-  const record = { question, file, before: before?.toString("base64"), after: versionOf(after) };
-  const name = `${Date.now()}-${`${process.hrtime.bigint()}`.padStart(20, "0")}.json`;
-  disk.writeFileSync(path.join(kept, name), JSON.stringify(record), { mode: 0o600 });
+/** Keeps what a file was, to put it back: a file for each change, outside of the directory. Whether
+ * that could be done. */
+function keepOld(io: Io, { root }: Agent, change: Change & { question: string }): boolean {
+  const { question, file, before, after } = change;
+  const kept = path.join(stateOf(root) ?? "", "undo");
+  if (!path.isAbsolute(kept)) return false;
+  try {
+    disk.mkdirSync(kept, PRIVATE);
+    const names = disk.readdirSync(kept).sort();
+    for (const name of names.slice(0, -200)) disk.rmSync(path.join(kept, name));
+    const record = { question, file, before: before?.toString("base64"), after: versionOf(after) };
+    const name = `${Date.now()}-${`${process.hrtime.bigint()}`.padStart(20, "0")}.json`;
+    disk.writeFileSync(path.join(kept, name), JSON.stringify(record), { mode: 0o600 });
+    return true;
+  } catch (error) {
+    note(io, `This cannot be undone: ${(error as Error).message}`, "yellow");
+    return false;
+  }
 }
 
 /** Puts back what the last question changed, the newest first; gives the exit code. A file that has

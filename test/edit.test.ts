@@ -450,6 +450,24 @@ test("--undo puts back what the last question changed, unless it changed since",
   assert.equal(existsSync(join(root, "new/c.txt")), false);
 });
 
+test("with --no-session nothing is kept to undo, and where nothing can be kept it is told", async () => {
+  for (const [more, env, said] of [
+    [["--no-session"], {}, /^changed: a\.txt \+1 -1$/m],
+    [[], { XDG_STATE_HOME: "/dev/null" }, /cannot be undone[\s\S]*^changed: a\.txt \+1 -1$/m],
+  ] as const) {
+    const root = files();
+    await using server = await startModelServer([
+      LOOK,
+      answer([change("a.txt", "one", "1")]),
+      answer("Done."),
+    ]);
+    const args = to(server, "--edit", "--yes", ...more, root, "q");
+    const { stderr } = await runHere(args, { env: { ...KEYED, ...env } });
+    assert.match(stderr, said);
+    assert.equal(contents(root)[0], "1\n");
+  }
+});
+
 test("the result of an edit is kept in the session, and the conversation goes on with it", async () => {
   const root = files();
   const session = join(temporary(), "talk.jsonl");
@@ -486,7 +504,7 @@ test("the README's transcript of a change is what is shown", async () => {
   const look = calls("search_files", { pattern: "retryDelay", whole: true });
   const done = "`retryDelay` is `backoff` now, where it is defined and where it is used.";
   await using server = await startModelServer([answer([look]), answer(edits), answer(done)]);
-  const run = startHere(to(server, "--edit", "--no-session", root, "q"), {
+  const run = startHere(to(server, "--edit", root, "q"), {
     ...ON_TERMINAL,
     env: { ...KEYED, NO_COLOR: "1" },
   });
