@@ -4,7 +4,9 @@ import assert from "node:assert/strict";
 import { execFileSync } from "node:child_process";
 import {
   chmodSync,
+  cpSync,
   existsSync,
+  globSync,
   linkSync,
   mkdirSync,
   readdirSync,
@@ -24,7 +26,14 @@ import {
   results,
   startModelServer,
 } from "./model-server.ts";
-import { runHere, startHere, atServer as to } from "./run-cli.ts";
+import {
+  command,
+  onTerminal,
+  runHere,
+  startHere,
+  startTerminal,
+  atServer as to,
+} from "./run-cli.ts";
 
 const NEVER = new AbortController().signal;
 
@@ -515,4 +524,66 @@ test("the README's transcript of a change is what is shown", async () => {
   const { stdout } = await run.done;
   const plain = stdout.replace(/\x1b\[[\d;?]*[A-Za-z]|\r/g, "").replace(/\d\.\d s, .*/, "1.0 s");
   assert.equal(plain, shown);
+});
+
+test(
+  "a function is renamed across the files of a real package, at a real terminal",
+  onTerminal,
+  async () => {
+    const root = join(temporary(), "repo");
+    cpSync(join(import.meta.dirname, "../node_modules/chardet"), root, { recursive: true });
+    const [from, to_] = ["__importDefault", "defaultOf"];
+    const names = globSync("**/*.js", { cwd: root });
+    const text = (name: string) => `${readFileSync(join(root, name))}`;
+    const users = names.filter((name) => text(name).includes(from)).sort();
+    assert.ok(users.length >= 5);
+    const renames = users.map((path) => {
+      const lines = text(path)
+        .split("\n")
+        .filter((line) => line.includes(from));
+      const edits = lines.map((old) => ({ old, new: old.replaceAll(from, to_) }));
+      return calls("edit_file", { path, edits });
+    });
+    const reads = users.map((path) => calls("read_file", { path }));
+    await using server = await startModelServer([
+      answer(reads),
+      answer(renames),
+      answer("Renamed."),
+    ]);
+    const run = startTerminal(command(...to(server, "--edit", root, "rename it")), {
+      env: { ...KEYED, TERM: "xterm-256color" },
+      input: "open",
+    });
+    await run.waitFor(PROMPT, "stdout");
+    run.child.stdin?.write("a\r");
+    const { code, stdout } = await run.done;
+    assert.equal(code, 0);
+    assert.match(stdout, /\x1b\[32m\+.*defaultOf/);
+    assert.equal(stdout.match(/say what should be different/g)?.length, 1);
+    for (const name of users) assert.doesNotMatch(text(name), new RegExp(from));
+    const script = `console.log(require(${JSON.stringify(root)}).detect(Buffer.from("größe")))`;
+    assert.equal(`${execFileSync(process.execPath, ["-e", script])}`, "UTF-8\n");
+  },
+);
+
+test("in a conversation the answer is typed at the same prompt, and /undo takes changes back", async () => {
+  const root = files();
+  await using server = await startModelServer([
+    LOOK,
+    answer([change("a.txt", "one", "1")]),
+    answer("Done."),
+  ]);
+  const run = startHere(to(server, "--edit", root), ON_TERMINAL);
+  await run.waitFor(/help tells more[\s\S]*> /, "stdout");
+  run.stdin.write("change it\n");
+  await run.waitFor(PROMPT, "stdout");
+  run.stdin.write("y\n");
+  await run.waitFor(/changed: a\.txt \+1 -1; --undo puts it back[\s\S]*> /, "stdout");
+  assert.deepEqual(contents(root), ["1\n", "two\n"]);
+  run.stdin.write("/undo\n");
+  await run.waitFor(/a\.txt: put back/, "stdout");
+  run.stdin.write("/exit\n");
+  assert.equal((await run.done).code, 0);
+  assert.deepEqual(contents(root), ["one\n", "two\n"]);
+  assert.equal(server.requests.length, 3);
 });
